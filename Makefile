@@ -66,7 +66,8 @@ compilers: $(VENV)/installed
 	$(PIP_INSTALL) -e '.[tpu,cuda-compiler,tokamax]'
 	$(VENV)/bin/python -m pytest -m slow tests/analysis/test_plan.py -k 'for_a_topology or for_boxes_of_gpus'
 	$(VENV)/bin/python -m pytest -m 'slow or not slow' tests/kernels/test_tokamax.py \
-	  tests/parallel/test_compiler_options.py tests/training/test_gradient_reduction.py tests/models/test_remat.py
+	  tests/parallel/test_compiler_options.py tests/training/test_gradient_reduction.py tests/models/test_remat.py \
+	  tests/training/test_optimizer_offload.py
 
 # All committed plans anew, in hours; `sh docs/plans/make.sh` goes on after an interruption.
 plans: $(VENV)/installed

@@ -55,6 +55,7 @@ FIELDS = {
   'compiler.flags': ('ynnpack', 'collective_matmul', 'fast'),
   'compiler.options': ('xla_cpu_enable_fast_math',),
   'training.gradient_reduction': ('bfloat16', 'bf16'),
+  'optimizer.offload': ('True',),
   'model.dtype': ('float16', 'bfloat16', 'int8'),
   'pipeline.microbatches': ('2', '3'),
   'pipeline.repeats': ('2', '3'),

@@ -25,6 +25,7 @@ class TestDifference:
       mesh=dict(fsdp=4),
       rules=dict(embed=''),
       compiler=dict(flags='latency_hiding'),
+      optimizer=dict(offload=True),
       data=dict(reader_threads=9),
       training=dict(
         log_every=1, evaluate_every=7, evaluation_batches=3, keep_checkpoints=9, profile=2, loss_chunk=64

@@ -18,6 +18,7 @@ from tfm.data import pipeline
 from tfm.data.packing.protocol import Row
 from tfm.data.row_share import RowShare
 from tfm.data.tokenizers.protocol import Tokenizer
+from tfm.errors import require
 from tfm.evaluation.cost import StepCost, compile_repeated_step, measure_step_cost, time_interleaved
 from tfm.models import memory
 from tfm.models.trunk import Trunk
@@ -79,7 +80,7 @@ def memory_by_kind(
   """(category, bytes per device, description) of parameters, gradients, optimizer and activations."""
   config = experiment.config
   params = memory.on_device(boxed.params, mesh, rules)
-  optimizer = memory.on_device(boxed.opt_state, mesh, rules)
+  optimizer = memory.on_device(experiment.on_device(boxed).opt_state, mesh, rules)
   activations = activation_bytes(
     experiment, vocab, source_vocab, mesh, rows_at_once(config, mesh, rules), params
   )
@@ -89,7 +90,7 @@ def memory_by_kind(
   return [
     ('parameters', params, 'float32'),
     gradients,
-    ('optimizer', optimizer, config.optimizer.name),
+    ('optimizer', optimizer, config.optimizer.name + ', in host memory' * config.optimizer.offload),
     (
       'activations',
       activations,
@@ -219,8 +220,16 @@ def measure_steps_in_turns(
 
 @contextlib.contextmanager
 def prepare_step(experiment: Experiment, seeds: int) -> Iterator[tuple[Callable, PyTree, PyTree]]:
-  """(jitted training step of `seeds` stacked seeds, their initial state, a first batch)."""
+  """(jitted training step of `seeds` stacked seeds, their initial state, a first batch).
+
+  Raises:
+    ValueError: if the optimizer's state is in host memory.
+  """
   config = experiment.config
+  require(
+    not config.optimizer.offload,
+    'config.optimizer.offload=True is not supported where steps are measured; leave it out',
+  )
   data = pipeline.open_data(
     experiment.source, experiment.tokenizer, source_tokenizer=experiment.source_tokenizer
   )

@@ -113,7 +113,7 @@ def lower_training_step(request: PlanRequest, mesh: Mesh) -> Step:
   """Lowers the step of `tfm train`."""
   config, t, rules = request.config, request.config.training, request.experiment.rules
   boxed, experiment = request.state, request.experiment
-  where, rows = sharding.named_shardings(boxed, mesh, rules), sharding.batch_sharding(mesh, rules)
+  where, rows = experiment.state_shardings(boxed, mesh), sharding.batch_sharding(mesh, rules)
   batch = estimate.abstract_batch(experiment.objective.padding_row(config.data.length), t.batch_size)
   batch = restore_target(batch, jax.tree.map(lambda _: rows, batch))
   state = restore_target(
@@ -124,7 +124,7 @@ def lower_training_step(request: PlanRequest, mesh: Mesh) -> Step:
     lowered = jitted(experiment.build_step(request.model), where, options).lower(state, batch)
   arguments = dict(
     parameters=memory.on_device(boxed.params, mesh, rules),
-    optimizer=memory.on_device(boxed.opt_state, mesh, rules),
+    optimizer=memory.on_device(experiment.on_device(boxed).opt_state, mesh, rules),
     batch=sum(bytes_per_device(x) for x in jax.tree.leaves(batch)),
   )
   cost, tokens = flops.per_token(request.model, config.data.length), t.batch_size * config.data.length

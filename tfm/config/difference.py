@@ -26,6 +26,7 @@ FREE_FIELDS = (
   'training.sinks',
   'training.loss_chunk',
   'model.remat',
+  'optimizer.offload',
   'model.kernel',
   'data.reader_threads',
 )

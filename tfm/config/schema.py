@@ -190,6 +190,7 @@ def _fields() -> dict[str, Any]:
       balance_rate=Ranged(1e-3, NonNegativeFloat),
       # learning-rate factor from each layer to the one below; 1.0: the same rate
       layer_decay=Ranged(1.0, Annotated[float, Interval(gt=0, le=1)]),
+      offload=False,  # whether its state is in host memory between updates
     ),
     training=dict(
       steps=Ranged(1000, PositiveInt),  # updates of the parameters in all

@@ -169,19 +169,23 @@ def validate_remat(experiment: Experiment) -> None:
 
 def validate_device(experiment: Experiment, device: jax.Device, devices: int) -> None:
   """Raises ValueError for what such a device cannot do: options of another compiler, memory of a host."""
-  config, policy = experiment.config, experiment.remat
   experiment.compiler.resolve(device.platform, devices)
-  offloads = {
-    f'config.model.remat={config.model.remat!r}': isinstance(policy, NamePolicy) and bool(policy.offloaded)
-  }
-  for field in (field for field, is_set in offloads.items() if is_set):
+  for field in list_offloads(experiment):
     require(
       has_host_memory(device),
       f'{field} needs memory of kind {HOST_MEMORY!r}, which JAX does not have for this {device.platform}; '
       'leave it out',
     )
-    if device.platform == 'cpu':
-      print_status(f'note: {field} moves nothing on a CPU, whose memory is that of the host')
+
+
+def list_offloads(experiment: Experiment) -> list[str]:
+  """The fields, with their values, that move arrays to host memory."""
+  config, policy = experiment.config, experiment.remat
+  offloads = {
+    f'config.model.remat={config.model.remat!r}': isinstance(policy, NamePolicy) and bool(policy.offloaded),
+    f'config.optimizer.offload={config.optimizer.offload}': config.optimizer.offload,
+  }
+  return [field for field, is_set in offloads.items() if is_set]
 
 
 def validate_parameter_patterns(experiment: Experiment, params: PyTree) -> None:
@@ -223,7 +227,7 @@ def validate_state(
   rows = config.training.batch_size // config.training.gradient_accumulation
   memory.require_capacity(
     {
-      'states': -(-runs // mesh.size) * memory.on_device(state, mesh, experiment.rules),
+      'states': -(-runs // mesh.size) * memory.on_device(experiment.on_device(state), mesh, experiment.rules),
       'hidden states of a layer': rows * config.data.length * config.model.width * 2 // mesh.size,
     },
     'use a smaller model, config.data.length or config.training.batch_size, or more devices (config.mesh)',
@@ -258,6 +262,11 @@ def validate_ensemble(experiment: Experiment, processes: int) -> None:
     not directory,
     f"config.training.local_checkpoint_dir={directory!r} is not supported by ensembles; set it to '', or "
     'train the runs one after another',
+  )
+  require(
+    not config.optimizer.offload,
+    'config.optimizer.offload=True is not supported by ensembles; leave it out, or train the runs one after '
+    'another',
   )
   require(
     experiment.packing.has_fixed_batch_shape,

@@ -178,6 +178,8 @@ def prepare(run_dirs: Sequence[RunDir], variants: Mapping[str, str] = {}) -> Pre
   validate.validate_run(experiment, 1 if len(run_dirs) > 1 else jax.device_count())
   validate.validate_parts(experiment)
   validate.validate_device(experiment, jax.devices()[0], jax.device_count())
+  for field in validate.list_offloads(experiment) if jax.default_backend() == 'cpu' else ():
+    print_status(f'note: {field} moves nothing on a CPU, whose memory is that of the host')
   compiler_options.require_accepted(experiment.compiler.resolve(jax.default_backend(), jax.device_count()))
   if processes.is_main_process():
     validate.validate_sinks(experiment)  # before the data are read
@@ -249,7 +251,7 @@ def shard(prepared: Prepared) -> Sharded:
   rules = sharding.parse_rules(config.rules)
   abstract = states.abstract_state(prepared.init)
   validate.validate_state(experiment, abstract, runs.mesh, len(prepared.run_dirs))
-  shardings = sharding.named_shardings(abstract, runs.mesh, rules)
+  shardings = experiment.state_shardings(abstract, runs.mesh)
   batch_sharding = sharding.batch_sharding(runs.mesh, rules)
 
   def open_batches(seed):

@@ -23,12 +23,15 @@ class MaskedTransformation(NamedTuple):
     init, update: as in optax.
     is_trainable: path → whether that parameter is trained; one that is not has no moments and zero updates.
     follows_gradient: path → whether its update comes from a gradient, which counts in the norm of all.
+    load, store: (state, gradients) → the state on the device; state → where it is between updates.
   """
 
   init: Callable
   update: Callable
   is_trainable: Callable[[str], bool] = lambda path: True
   follows_gradient: Callable[[str], bool] = lambda path: True
+  load: Callable[[PyTree, PyTree], PyTree] = lambda state, grads: state
+  store: Callable[[PyTree], PyTree] = lambda state: state
 
 
 def optimizer(
@@ -103,6 +106,19 @@ def balance_experts(others: MaskedTransformation, rate: float) -> MaskedTransfor
     others.is_trainable,
     follows_gradient,
   )
+
+
+def offload_state(others: MaskedTransformation) -> MaskedTransformation:
+  """The optimizer whose state is in host memory between updates, as in ZeRO-Offload (Ren et al. 2021); unlike
+  there, the device computes the update.
+  """
+
+  def load(state, grads):
+    # Not before the gradients are there, when the activations no longer need their memory.
+    state, _ = jax.lax.optimization_barrier((state, grads))
+    return jax.device_put(state, jax.memory.Space.Device)
+
+  return others._replace(load=load, store=lambda state: jax.device_put(state, jax.memory.Space.Host))
 
 
 def keep_leaves(predicate: Callable[[str], bool], tree: PyTree) -> PyTree:

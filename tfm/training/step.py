@@ -79,6 +79,7 @@ def train_step(
       learning_rate=rate(state.step),
     )
 
+    state = state.replace(opt_state=optimizer.load(state.opt_state, grads))
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
     after = state.replace(
       step=state.step + 1, params=optax.apply_updates(state.params, updates), opt_state=opt_state
@@ -95,7 +96,7 @@ def train_step(
       metrics |= dict(
         loss_scale=scale, skipped=1.0 - finite, gradient_norm=jnp.where(finite, metrics['gradient_norm'], 0)
       )
-    return after, metrics
+    return after.replace(opt_state=optimizer.store(after.opt_state)), metrics
 
   return step
 

@@ -8,6 +8,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 import tfm.data.packing
@@ -33,9 +34,16 @@ from tfm.objectives.protocol import Objective
 from tfm.optimizers.protocol import Optimizer
 from tfm.parallel import compiler_options, sharding
 from tfm.parallel.compiler_options import CompilerSettings
+from tfm.parallel.host_memory import in_host_memory
 from tfm.shapes import Array, Float
 from tfm.training import state as states
-from tfm.training.gradient_transforms import MaskedTransformation, balance_experts, layerwise_decay, path_name
+from tfm.training.gradient_transforms import (
+  MaskedTransformation,
+  balance_experts,
+  layerwise_decay,
+  offload_state,
+  path_name,
+)
 from tfm.training.gradient_transforms import optimizer as make_optimizer
 from tfm.training.save_interval import INTERVALS, Interval
 from tfm.training.schedule import SCHEDULES, schedule
@@ -174,7 +182,8 @@ class Experiment:
       rates = build_field('optimizer.name', self._rate_factors, fields.name, method)
       factors.append(lambda path, x: jnp.float32(rates[path]))
     optimizer = make_optimizer(method, rate, fields.clip, fields.no_decay, self.frozen_pattern, factors)
-    return balance_experts(optimizer, fields.balance_rate), rate
+    optimizer = balance_experts(optimizer, fields.balance_rate)
+    return offload_state(optimizer) if fields.offload else optimizer, rate
 
   def _rate_factors(self, name: str, method: Optimizer) -> dict[str, float]:
     """Path → the factor of the parametrization on the learning rate."""
@@ -271,3 +280,14 @@ class Experiment:
       model, self.objective, optimizer, rate, training.gradient_accumulation, training.skip_spikes
     )
     return reduce_gradients_in(training.gradient_reduction, step)
+
+  def on_device(self, boxed: State) -> State:
+    """The part of a state that is on the devices between updates."""
+    return boxed.replace(opt_state=()) if self.config.optimizer.offload else boxed
+
+  def state_shardings(self, boxed: State, mesh: Mesh) -> State:
+    """The sharding of each leaf of a state on a mesh."""
+    shardings = sharding.named_shardings(boxed, mesh, self.rules)
+    if not self.config.optimizer.offload:
+      return shardings
+    return shardings.replace(opt_state=in_host_memory(shardings.opt_state))
