@@ -231,14 +231,14 @@ def memory_from_compiler(step: Step, sizes: Mapping[str, int], capacity: int | N
   """Memory by category: the arguments by content, the rest by the compiler's names.
 
   Donated results need no memory. On a TPU the compiler reports the peak of live memory, which decides whether
-  the step fits; the sum of temporaries is up to half more. On a CPU that peak omits temporaries, and with
-  arrays in host memory it counts these, so the sum is used.
+  the step fits, and which counts arrays in host memory; the sum of temporaries is up to half more. On a CPU
+  that peak omits temporaries, so the sum is used.
   """
   kinds, results = dict(step.arguments), sizes['output'] - sizes['alias']
   kinds['other arguments and padding'] = max(0, sizes['argument'] - sum(kinds.values()))
   kinds['results beside the arguments'] = results
-  peaks = platform == 'tpu' and sizes['peak'] and not sizes['host']
-  kinds['temporaries'] = max(0, sizes['peak'] - sizes['argument'] - results) if peaks else sizes['temp']
+  peak = sizes['peak'] - sizes['host'] if platform == 'tpu' else 0
+  kinds['temporaries'] = max(0, peak - sizes['argument'] - results) if peak else sizes['temp']
   kinds['code'] = sizes['generated_code']
   kinds = {name: size for name, size in kinds.items() if size}
   source = 'compiler' if platform == 'tpu' else 'sum'
