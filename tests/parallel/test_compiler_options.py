@@ -64,6 +64,11 @@ def test_what_is_set_is_described_with_its_reason():
     'xla_gpu_enable_latency_hiding_scheduler=True; config.compiler.options: xla_a=1; '
     "XLA_FLAGS='--xla_b=2' of the environment"
   )
+  environ = {'NCCL_DEBUG': 'INFO', 'CUDA_DEVICE_MAX_CONNECTIONS': '1', 'CUDA_VISIBLE_DEVICES': '0'}
+  assert settings().describe('gpu', 8, environ) == (
+    "CUDA_DEVICE_MAX_CONNECTIONS='1' of the environment; NCCL_DEBUG='INFO' of the environment"
+  )
+  assert settings().describe('tpu', 8, environ) == ''
   environ = {'XLA_FLAGS': '--xla_tpu_enable_latency_hiding_scheduler=false'}
   assert 'collectives run beside computation: left to the environment; XLA_FLAGS=' in settings(
     'latency_hiding'

@@ -300,7 +300,7 @@ def search_rows(compiled, winner):
   from tfm.analysis import plan_report
 
   columns = ('', 'mesh', 'remat', '>microbatches', 'compiler', '>memory', '>of the host', 'fits')
-  columns += ('>FLOPs', '>time bound', 'bound by', '>MFU')
+  columns += ('>FLOPs', '>collectives', '>time bound', 'bound by', '>MFU')
   lines = []
   for one, each in sorted(
     compiled, key=lambda pair: (pair[1].memory.fits is False, pair[1].bound.seconds if pair[1].bound else 0)
@@ -317,6 +317,7 @@ def search_rows(compiled, winner):
         plan_report.gib(each.memory.host) if each.memory.host else '',
         {True: 'yes', False: 'no', None: '?'}[each.memory.fits],
         f'{each.products * each.devices / each.flops:.2f} ×' if each.products else '',
+        f'{sum(sent.count for sent in each.collectives):,}',
         plan_report.seconds(b.seconds) if b else '',
         b.by if b else '',
         f'{each.mfu:.1%}' if b else '',

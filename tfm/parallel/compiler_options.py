@@ -20,6 +20,8 @@ Options = dict[str, Value]
 AUTO, NONE = 'auto', 'none'
 # The environment variables in which XLA and libtpu read options.
 VARIABLES = 'XLA_FLAGS', 'LIBTPU_INIT_ARGS'
+# Those in which CUDA and NCCL, by which GPUs communicate, read theirs, some of them before JAX starts.
+GPU_VARIABLES = re.compile('NCCL_|CUDA_DEVICE_MAX_CONNECTIONS$')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,6 +77,27 @@ PRESETS = {
         xla_gpu_enable_while_loop_double_buffering=True,
       )
     ),
+  ),
+  # JAX-Toolbox: at least a layer's weights, or gradients, at once, which fills the links between hosts.
+  'combined_collectives': Preset(
+    'all collectives of a layer are combined into one',
+    dict(
+      gpu=dict(
+        xla_gpu_all_gather_combine_threshold_bytes=2**33,
+        xla_gpu_reduce_scatter_combine_threshold_bytes=2**33,
+        xla_gpu_all_reduce_combine_threshold_bytes=2**33,
+      )
+    ),
+  ),
+  # JAX-Toolbox, for pipelines; the ring of attention sends likewise.
+  'pipelined_permutes': Preset(
+    'what a stage sends to the next travels beside its computation',
+    dict(gpu=dict(xla_gpu_enable_pipelined_p2p=True, xla_gpu_collective_permute_decomposer_threshold=1024)),
+  ),
+  # JAX-Toolbox; reductions need NCCL_NVLS_ENABLE=1.
+  'nccl_user_buffers': Preset(
+    'NCCL sends arrays from where they are, without a copy',
+    dict(gpu=dict(xla_gpu_enable_nccl_user_buffers=True)),
   ),
   # Wang et al. 2023, "Overlap communication with dependent computation via decomposition".
   'collective_matmul': Preset(
@@ -185,7 +208,8 @@ class CompilerSettings:
       parts.append(f'{chosen}: {format_options(PRESETS[name].options[platform].keys() & resolved, resolved)}')
     if self.options:
       parts.append(f'config.compiler.options: {format_options(self.options.keys() & resolved, resolved)}')
-    parts += [f'{name}={environ[name]!r} of the environment' for name in VARIABLES if environ.get(name)]
+    names = [*VARIABLES, *sorted(filter(GPU_VARIABLES.match, environ)) * (platform == 'gpu')]
+    parts += [f'{name}={environ[name]!r} of the environment' for name in names if environ.get(name)]
     return '; '.join(parts)
 
 
