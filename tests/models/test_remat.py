@@ -55,6 +55,16 @@ def test_devices_without_host_memory_are_refused(tiny, monkeypatch):
     validate_device(Experiment(tiny(**{'model.remat': "offload('mixer')"})), jax.devices()[0], 1)
 
 
+def plan_step(config, devices):
+  """The compiled text and the memory of the training step."""
+  request = lowering.PlanRequest.from_experiment(Experiment(config), None)
+  lowering.validate_request(request, devices, capacity=2**34)
+  mesh = meshes.make(config.mesh.to_dict(), devices)
+  step = lowering.lower_training_step(request, mesh)
+  compiled = plan.compile_step(step)
+  return compiled.text, plan.analyze_step(step, mesh, compiled).memory
+
+
 FIELDS = {
   'data.tokenizer': 'bytes',
   'data.length': 128,
@@ -80,12 +90,21 @@ def test_what_is_offloaded_is_in_host_memory_in_the_program_for(tiny, name):
   devices, array = topology.devices(name), 8 * 16 * 128 * 128 * 2
   found = {}
   for remat in ('full', "save('mixer')", "save('mixer/q', offload='block_input mixer')"):
-    config = tiny(**FIELDS | {'model.remat': remat})
-    request = lowering.PlanRequest.from_experiment(Experiment(config), None)
-    lowering.validate_request(request, devices, capacity=2**34)
-    mesh = meshes.make(config.mesh.to_dict(), devices)
-    step = lowering.lower_training_step(request, mesh)
-    found[remat] = plan.analyze_step(step, mesh, plan.compile_step(step)).memory
+    _, found[remat] = plan_step(tiny(**FIELDS | {'model.remat': remat}), devices)
   host = [memory.host for memory in found.values()]
   assert host == [0, 0, 2 * array]
   assert found['full'].needed < found["save('mixer')"].needed
+
+
+@pytest.mark.slow
+def test_the_fused_kernel_of_a_gpu_that_is_stored_does_not_run_again(tiny):
+  if not gpu_targets.is_cuda_plugin_installed():
+    pytest.skip("JAX's plugin for CUDA is not installed; pip install -e '.[cuda-compiler]'")
+  runs, host = {}, {}
+  for remat in ('full', "save('attention')", "offload('attention')"):
+    config = tiny(**FIELDS | {'model.kernel': 'cudnn', 'model.remat': remat})
+    text, memory = plan_step(config, topology.devices('h100:4'))
+    runs[remat], host[remat] = len(re.findall(r'"__cudnn\$fmhaSoftmax"', text)), memory.host
+  assert list(runs.values()) == [2, 1, 1]
+  out, log_sum_exp = 8 * 16 * 128 * 128 * 2, 8 * 16 * 128 * 4
+  assert list(host.values()) == [0, 0, out + log_sum_exp]
