@@ -97,7 +97,7 @@ def ticks(axes, chips: list[int]) -> None:
 def format_memory(m: dict) -> str:
   """Needed of capacity; a sum of categories is an upper bound, with a footnote."""
   text = f'{m["needed"] / 2**30:.1f} of {m["capacity"] / 2**30:.0f} GiB'
-  return f'≤ {text}¹' if m['source'] == 'sum' else text
+  return f'≤ {text}¹' if m['source'] == 'sum' or m.get('host') else text
 
 
 def format_range(ends: list[float], text: str) -> str:

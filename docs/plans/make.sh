@@ -27,10 +27,14 @@ for chip in v5e v6e; do
   plan llama-3-70b-$chip-256 $LARGE --topology=$chip-256 --config.mesh.data=1 --config.mesh.fsdp=64 --config.mesh.tensor=4 \
     --config.training.gradient_accumulation=32 --config.training.loss_chunk=131072 --rows=0
 done
-# The same, with each row cut as well, and over the devices that share it the parameters.
-plan llama-3-70b-v5e-256-sequence $LARGE --topology=v5e-256 --config.mesh.data=1 --config.mesh.fsdp=64 --config.mesh.sequence=4 \
-  --config.rules.vocab='tensor sequence' --config.rules.heads='tensor sequence' --config.rules.kv_heads='tensor sequence' \
-  --config.rules.mlp='tensor sequence' --config.training.gradient_accumulation=32 --config.training.loss_chunk=131072 --rows=0
+# The same, with each row cut as well, and over the devices that share it the parameters; and with gradients added up in bfloat16.
+sequence() {
+  plan "$@" $LARGE --topology=v5e-256 --config.mesh.data=1 --config.mesh.fsdp=64 --config.mesh.sequence=4 \
+    --config.rules.vocab='tensor sequence' --config.rules.heads='tensor sequence' --config.rules.kv_heads='tensor sequence' \
+    --config.rules.mlp='tensor sequence' --config.training.gradient_accumulation=32 --config.training.loss_chunk=131072 --rows=0
+}
+sequence llama-3-70b-v5e-256-sequence
+sequence llama-3-70b-v5e-256-sequence-bfloat16 --config.training.gradient_reduction=bfloat16
 
 SMALL=--config=configs/llama.py:3-8b
 plan llama-3-8b-v6e-256 $SMALL --topology=v6e-256 --config.mesh.data=8 --config.mesh.fsdp=32 \
