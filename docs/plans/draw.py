@@ -8,6 +8,7 @@ python docs/plans/draw.py
 import json
 import pathlib
 import re
+import textwrap
 
 import matplotlib
 import matplotlib.pyplot as plt
@@ -176,10 +177,10 @@ def published_table(found: dict[str, dict]) -> str:
       cells = ['the same, at the measured parts of the peaks', '', '', *bracket_cells(one, rate, reached)]
       lines.append(f'| {" | ".join(cells)} |')
   for run in runs:
-    lines += ['', f'- **{run["run"]}**: {run["settings"]}. What differs in the plan: {run["differs"]}.']
+    text = f'- **{run["run"]}**: {run["settings"]}. What differs in the plan: {run["differs"]}.'
     if 'reached' in run:
-      lines += [f'  Measured parts of the peaks: {run["reached_source"]}.']
-    lines += [f'  Source: {run["source"]}.']
+      text += f' Measured parts of the peaks: {run["reached_source"]}.'
+    lines += ['', *textwrap.wrap(f'{text} Source: {run["source"]}.', 120, subsequent_indent='  ')]
   return '\n'.join(lines)
 
 
