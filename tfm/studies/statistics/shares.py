@@ -40,8 +40,6 @@ def compare_shares(shares: Mapping[str, Share], bases: Mapping[str, str]) -> dic
 
 def boschloo_p(a: Share, b: Share) -> float:
   """Two-sided p of equal shares: an unconditional exact test by Fisher's p as statistic (Boschloo 1970)."""
-  if a.k + b.k in (0, a.n + b.n):  # all alike
-    return 1.0
   return float(stats.boschloo_exact([[a.k, b.k], [a.n - a.k, b.n - b.k]]).pvalue)
 
 
