@@ -5,7 +5,9 @@
 # Compiled one at a time with `nice` on two cores shared with other work, on 25 November 2026, a plan took 12 to 20 seconds if it
 # does not fit, 24 to 68 for a GPU host, and for TPUs: mixtral 416 and 558 (dropping), llama-3-70b-v5p-128 287, -256 173, -1024 219,
 # -2048 133, -8192 133, llama-3-8b-v5p-256 138, -8192 151, gpt2-xl-v5p-256 156, llama-3-70b-v5e-256-sequence
-# 142 and 185, published 2-70b 270, 3.1-70b 464, 3.1-8b 336; the search of gpt2-large, 319. The plans that docs/plans.md marks with ² were not made again then.
+# 142 and 185, published 2-70b 270, 3.1-70b 464, 3.1-8b 336; the search of gpt2-large, 319.
+# With the machine to itself: vaswani2017-big 26 to 78, llama-3-8b-v5p-1024 28, -v5e-32 95, -v5e-256 44,
+# -v5e-256-in-4 37. The plans that docs/plans.md marks with ² were not made again then.
 #
 # The folders have Google's names of slices: v5p-128 counts 128 cores, which are 64 chips; v5e-256 and v6e-256 count chips.
 plan() {
