@@ -141,12 +141,12 @@ def compile_step(step: Step) -> Compiled:
     for name in ('argument', 'output', 'alias', 'temp', 'generated_code')
   }
   sizes['peak'] = getattr(analysis, 'peak_memory_in_bytes', 0)
-  sizes['host'] = (
+  sizes['host_arguments'] = (
     analysis.host_argument_size_in_bytes
     + analysis.host_output_size_in_bytes
     - analysis.host_alias_size_in_bytes
-    + analysis.host_temp_size_in_bytes
   )
+  sizes['host_temporaries'] = analysis.host_temp_size_in_bytes
   return Compiled(executable.as_text(), sizes, '', time.perf_counter() - begin)
 
 
@@ -231,18 +231,21 @@ def memory_from_compiler(step: Step, sizes: Mapping[str, int], capacity: int | N
   """Memory by category: the arguments by content, the rest by the compiler's names.
 
   Donated results need no memory. On a TPU the compiler reports the peak of live memory, which decides whether
-  the step fits, and which counts arrays in host memory; the sum of temporaries is up to half more. On a CPU
-  that peak omits temporaries, so the sum is used.
+  the step fits, and which counts arrays in host memory: arguments there are subtracted, and if there are
+  temporaries, whose peak may be at another time, the sum is used, which is up to half more. On a CPU that
+  peak omits temporaries, so the sum is used.
   """
   kinds, results = dict(step.arguments), sizes['output'] - sizes['alias']
   kinds['other arguments and padding'] = max(0, sizes['argument'] - sum(kinds.values()))
   kinds['results beside the arguments'] = results
-  peak = sizes['peak'] - sizes['host'] if platform == 'tpu' else 0
-  kinds['temporaries'] = max(0, peak - sizes['argument'] - results) if peak else sizes['temp']
+  has_peak = platform == 'tpu' and sizes['peak'] and not sizes['host_temporaries']
+  peak = sizes['peak'] - sizes['host_arguments']
+  kinds['temporaries'] = max(0, peak - sizes['argument'] - results) if has_peak else sizes['temp']
   kinds['code'] = sizes['generated_code']
   kinds = {name: size for name, size in kinds.items() if size}
   source = 'compiler' if platform == 'tpu' else 'sum'
-  return Memory(kinds, sum(kinds.values()), capacity, source, sizes['host'])
+  host = sizes['host_arguments'] + sizes['host_temporaries']
+  return Memory(kinds, sum(kinds.values()), capacity, source, host)
 
 
 def memory_from_error(step: Step, text: str, capacity: int | None) -> Memory:

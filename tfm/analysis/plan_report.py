@@ -49,6 +49,9 @@ def verdict(one: StepPlan) -> str:
   room = None if one.memory.capacity is None else one.memory.capacity - one.memory.needed
   if one.memory.fits is None:
     return f'needs {gib(one.memory.needed)}; the capacity is unknown'
+  if one.memory.fits and room < 0:
+    parts = gib(one.memory.needed)
+    return f'fits in {gib(one.memory.capacity)}; its parts, not all of them at once, are {parts}'
   if one.memory.fits:
     return f'fits: {gib(one.memory.needed)} of {gib(one.memory.capacity)}, {gib(room)} left'
   if room is None or room >= 0:
