@@ -38,6 +38,7 @@ def terminal(monkeypatch, columns=80):
       with monkeypatch.context() as patch:
         patch.setattr(sys, 'stderr', stderr)
         patch.setattr(progress_bar.console, 'is_interactive', True)  # rich looks only once
+        patch.setattr(progress_bar.console, '_width', columns)  # a width that it may have read long before
         yield lambda: split_lines(written)
   finally:
     reader.join(timeout=10)

@@ -53,9 +53,11 @@ def test_a_reader_that_has_gone_ends_a_command_without_a_word(words, expected):
   """As in `tfm … | head -1`."""
   read, write = os.pipe()
   os.close(read)
+  # JAX itself opens files without an encoding.
+  env = {name: value for name, value in os.environ.items() if name != 'PYTHONWARNDEFAULTENCODING'}
   with open(write, 'wb') as stdout:
     process = subprocess.run(
-      [sys.executable, '-m', 'tfm', *words], stdout=stdout, stderr=subprocess.PIPE, text=True
+      [sys.executable, '-m', 'tfm', *words], stdout=stdout, stderr=subprocess.PIPE, text=True, env=env
     )
   assert (process.returncode, process.stderr) == (expected, '')
 

@@ -184,7 +184,7 @@ def test_without_a_tokenizer_a_model_reads_ids(published, tmp_path, caplog):
     if not file.name.startswith('tokenizer'):
       (tmp_path / file.name).symlink_to(file)
   model = tfm.from_pretrained(tmp_path)
-  assert model.tokenizer is None and not caplog.text
+  assert model.tokenizer is None and 'tokenizer' not in caplog.text
   assert model.logits(np.zeros((1, 3), int)).shape == (1, 3, model.vocab)
   for read in (model.logits, model.generate, model.attention):
     with pytest.raises(

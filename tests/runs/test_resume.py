@@ -82,7 +82,7 @@ def everything(workdir):
 
 def history(workdir):
   """Every logged number that is not a timing."""
-  timing = ('tokens_per_second', 'goodput', 'step_seconds', 'data_seconds')
+  timing = ('tokens_per_second', 'goodput', 'step_seconds', 'data_seconds', 'memory_bytes')
   return [{k: v for k, v in row.items() if k not in timing} for row in read(workdir / 'metrics.jsonl')]
 
 

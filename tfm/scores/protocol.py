@@ -6,7 +6,7 @@ from typing import ClassVar
 import flax.linen as nn
 
 
-class Score(nn.Module):
+class Score(nn.Module, kw_only=True):
   """A linen module that returns the function `(q, k) -> logits` of one attention layer.
 
   Attributes:
