@@ -126,7 +126,7 @@ def test_an_encoder_decoder_shows_the_attention_of_its_own_translation(pair, cap
 @pytest.mark.slow
 def test_a_target_is_read_from_a_file(pair, capsys, tmp_path):
   (tmp_path / 'target').write_text('a b\n', encoding='utf-8')
-  flags = ['--input=two', f'--target={tmp_path}/target', f'--output={tmp_path}/maps/here', '--heads=0']
+  flags = ['--input=two', f'--target={tmp_path}/target', f'--to={tmp_path}/maps/here', '--heads=0']
   status, out, _ = tfm(capsys, pair, *flags)
   assert status == 0 and 'translation' not in out
   found = read_page(tmp_path / 'maps' / 'here')

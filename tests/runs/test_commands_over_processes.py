@@ -91,8 +91,8 @@ def test_evaluate_lengths(workdir, run_together, capsys):
 def test_generate(workdir, run_together, capsys, tmp_path, flags):
   command = 'generate', f'--workdir={workdir}', '--prompt=Now is', '--max_tokens=12', *flags
   together, alone = tmp_path / 'together', tmp_path / 'alone'
-  run_together(2, *command, '--config.mesh.data=1', '--config.mesh.fsdp=-1', f'--output={together}')
-  run_alone(capsys, *command, f'--output={alone}')
+  run_together(2, *command, '--config.mesh.data=1', '--config.mesh.fsdp=-1', f'--to={together}')
+  run_alone(capsys, *command, f'--to={alone}')
   ours, theirs = ([json.loads(line) for line in file.read_text().splitlines()] for file in (together, alone))
   assert [row['text'] for row in ours] == [row['text'] for row in theirs] and len(ours[0]['text']) > 6
 
@@ -100,8 +100,8 @@ def test_generate(workdir, run_together, capsys, tmp_path, flags):
 def test_attend(workdir, run_together, capsys, tmp_path):
   command = 'attend', f'--workdir={workdir}', '--input=Now is better'
   mesh = '--config.mesh.data=1', '--config.mesh.fsdp=-1'
-  run_together(2, *command, *mesh, f'--output={tmp_path / "two"}')
-  run_alone(capsys, *command, f'--output={tmp_path / "one"}')
+  run_together(2, *command, *mesh, f'--to={tmp_path / "two"}')
+  run_alone(capsys, *command, f'--to={tmp_path / "one"}')
   assert sorted(path.name for path in (tmp_path / 'two').iterdir()) == ['decoder.png', 'index.html']
 
 
