@@ -103,4 +103,5 @@ def test_the_command_prints_an_address_and_ends_with_ctrl_c(browser, folder):
     assert tab.locator('h1').inner_text() == str(folder)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=20)
-  assert (process.returncode, out, err) == (0, '', '')
+  # JAX's own libraries may log to stderr.
+  assert (process.returncode, out) == (0, '') and 'Traceback' not in err, err
