@@ -173,7 +173,9 @@ def stored(remat, **model):
 
   jaxpr = jax.make_jaxpr(lambda params: jax.vjp(loss, params)[1])(parameters(model)).jaxpr
   (scan,) = [eqn for eqn in jaxpr.eqns if eqn.primitive.name == 'scan']
-  found = [x.aval for x in scan.outvars[scan.params['num_carry'] :]]
+  body = scan.params['jaxpr']
+  inner = getattr(body, 'jaxpr', body).outvars  # of one layer: what is stored has one axis more outside
+  found = [x.aval for x, y in zip(scan.outvars, inner, strict=True) if len(x.aval.shape) > len(y.aval.shape)]
   return sorted((*x.shape[1:], *['host'] * (x.memory_space == jax.memory.Space.Host)) for x in found)
 
 
