@@ -83,11 +83,11 @@ def _train(experiment: Experiment, steps: int) -> dict[str, list[float]]:
 def activations(model: Trunk, params: PyTree, tokens: Array) -> dict[str, Array]:
   """The output of each block, by path, and the logits of documents that are the rows."""
 
-  def is_seen(module, method):
+  def is_captured(module, method):
     return isinstance(module, Block) and method == '__call__'
 
   (logits, _), variables = model.apply(
-    {'params': params}, *model.arguments(tokens), capture_intermediates=is_seen, mutable=['intermediates']
+    {'params': params}, *model.arguments(tokens), capture_intermediates=is_captured, mutable=['intermediates']
   )
   blocks, _ = jax.tree_util.tree_flatten_with_path(
     variables['intermediates'], is_leaf=lambda x: isinstance(x, tuple)

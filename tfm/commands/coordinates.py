@@ -2,8 +2,8 @@
 
   tfm coordinates --config=lm:smoke --widths=64,256 --config.model.parametrization='mup(base_width=64)'
 
-  tfm coordinates --config=lm:smoke --widths=64,256 --config.model.parametrization="mup(64)"
-their initial values, with the exponent p of change ∝ width^p. Under muP p is near 0; under the standard
+Trains each width for a few steps on one batch, and prints how far the outputs of blocks and the logits are
+from their initial values, with the exponent p of change ∝ width^p. Under muP p is near 0; under the standard
 parametrization it is not, and the best learning rate of a narrow model is not that of a wide one.
 """
 
