@@ -112,7 +112,7 @@ def test_rotations_of_an_imported_run_follow_the_length_of_each_text(tiny, tmp_p
   prompts = ['Now', 'Now is better than never.', 'Although never is often better than right now.']
   file = tmp_path / 'out.jsonl'
   for flags, settings in ((('--temperature=0',), {}), (('--beams=2',), dict(num_beams=2))):
-    words = *(f'--prompt={prompt}' for prompt in prompts), '--max_tokens=24', f'--output={file}', *flags
+    words = *(f'--prompt={prompt}' for prompt in prompts), '--max_tokens=24', f'--to={file}', *flags
     assert cli.main(['generate', f'--workdir={imported}', *words]) == 0
     texts = [json.loads(line)['text'] for line in file.read_text().splitlines()]
     model, tokenizer = tfm.from_pretrained(str(published)), load.load(imported).tokenizer

@@ -68,10 +68,10 @@ def test_evaluate_writes_hypotheses_and_metrics(workdir, capsys):
 def test_generate_from_a_file(workdir, files, capsys):
   (files / 'some').write_text('12\n345\n\n6789\n')
   flags = ['generate', f'--workdir={workdir}', f'--input={files}/some']
-  assert tfm(capsys, *flags, f'--output={files}/out.txt', '--beams=3')[:2] == (0, '')
+  assert tfm(capsys, *flags, f'--to={files}/out.txt', '--beams=3')[:2] == (0, '')
   lines = (files / 'out.txt').read_text().split('\n')
   assert len(lines) == 5 and lines[-1] == ''
-  assert tfm(capsys, *flags, f'--output={files}/out.jsonl', '--beams=3', '--num_samples=3')[0] == 0
+  assert tfm(capsys, *flags, f'--to={files}/out.jsonl', '--beams=3', '--num_samples=3')[0] == 0
   rows = [json.loads(line) for line in open(files / 'out.jsonl', encoding='utf-8')]
   assert [(row['prompt'], row['sample']) for row in rows] == [
     (p, j) for p in ('12', '345', '', '6789') for j in range(3)

@@ -92,7 +92,7 @@ def test_prompts_from_a_file(generate, tmp_path):
   assert at == sorted(at) and at[0] == 0
   texts = [out[start + len(head) : stop] for start, head, stop in zip(at, heads, [*at[1:], None])]
 
-  assert generate(*flags, f'--output={tmp_path}/out')[:2] == (0, '')
+  assert generate(*flags, f'--to={tmp_path}/out')[:2] == (0, '')
   rows = [json.loads(line) for line in open(tmp_path / 'out', encoding='utf-8')]
   assert [(row['prompt'], row['sample']) for row in rows] == [(p, j) for p in prompts for j in (0, 1)]
   assert [row['text'] + '\n\n' for row in rows] == texts
@@ -124,7 +124,7 @@ def test_max_tokens_is_limited_by_the_positions(generate):
     (['--input=EMPTY'], 'EMPTY is empty'),
     (['--input=LATIN'], 'LATIN is not UTF-8 text'),
     (['--input=MISSING'], 'MISSING'),
-    (['--prompt=a', '--max_tokens=12', '--output=MISSING/out'], 'MISSING'),
+    (['--prompt=a', '--max_tokens=12', '--to=MISSING/out'], 'MISSING'),
     (['--prompt=a', '--temperature=-1'], 'temperature=-1'),
     (['--prompt=a', '--temperature=nan'], 'temperature=nan'),
     (['--prompt=a', '--top_k=-1'], 'top_k=-1'),

@@ -1,8 +1,8 @@
 """Generates text with a trained model: continues prompts, translates them, or fills their masks.
 
   tfm generate --workdir=runs/lm --prompt='Once upon a time' --temperature=0.8 --top_p=0.95
-  tfm generate --workdir=runs/lm --input=prompts.txt --num_samples=4 --temperature=1 --output=out.jsonl
-  tfm generate --workdir=runs/en-de --input=test.en --output=test.de --beams=4
+  tfm generate --workdir=runs/lm --input=prompts.txt --num_samples=4 --temperature=1 --to=out.jsonl
+  tfm generate --workdir=runs/en-de --input=test.en --to=test.de --beams=4
   tfm generate --workdir=runs/bert --prompt='import <mask>' --num_samples=5
 
 A decoder's text starts with its prompt and ends at the end-of-text token or after --max_tokens; a single
@@ -62,7 +62,7 @@ def arguments(parser):
   add('--prompt', action='append', metavar='TEXT', help='may be empty; repeatable')
   add('--input', metavar='FILE', help='one prompt per line, in UTF-8; an empty line is an empty prompt')
   add(
-    '--output',
+    '--to',
     metavar='FILE',
     help='write JSON lines {prompt, sample, text} to FILE instead of stdout, with a score for beam search '
     'and encoders; for an encoder-decoder, write one text per line unless FILE ends in .jsonl',
@@ -180,8 +180,8 @@ def main(args):
     else:
       texts = sample_texts(loaded, prompts, args, sampling, is_encoder_decoder)
     del loaded  # frees the scanned parameters after unrolling
-    file = args.output if processes.is_main_process() else os.devnull
-    output = args.output and stack.enter_context(open(file, 'w', encoding='utf-8'))
+    file = args.to if processes.is_main_process() else os.devnull
+    output = args.to and stack.enter_context(open(file, 'w', encoding='utf-8'))
     if len(prompts) == args.num_samples == 1 and not output:
       pieces = iter(next(texts).pieces)
       # What is logged while the first new tokens are computed, such as kernels, stands before the text.
@@ -195,7 +195,7 @@ def main(args):
       if not output:
         print(f'=== prompt {i + 1} of {len(prompts)}, sample {j + 1} of {args.num_samples} ===')
         print(content, end='\n\n', flush=True)
-      elif is_encoder_decoder and not args.output.endswith('.jsonl'):
+      elif is_encoder_decoder and not args.to.endswith('.jsonl'):
         print(' '.join(content.splitlines()), file=output)
       else:
         score = {} if text.score is None else dict(score=text.score)
@@ -321,7 +321,7 @@ def sample_texts(
       samples=[j for _, j in batch],
       sources=[sources[i] for i, _ in batch] if is_encoder_decoder else None,
     )
-    if len(rows) == 1 and not args.output:
+    if len(rows) == 1 and not args.to:
       yield Text(
         0, 0, itertools.chain(starts, streaming_text.stream_text(tokenizer, (new[0] for new in chunks)))
       )
