@@ -8,7 +8,8 @@ import jax.numpy as jnp
 from tfm.layers.checkpoint_names import name_output
 from tfm.layers.float32_gradients import einsum
 from tfm.layers.initializer import Factory, zeros
-from tfm.layers.lora import compute_update
+from tfm.layers.lora import UNSUPPORTED_AXES, compute_update
+from tfm.layers.quantization import KERNEL_SCALE, active_quantization
 from tfm.parallel.sharding import with_logical_axes
 from tfm.shapes import Array, Float
 
@@ -41,17 +42,27 @@ class Linear(nn.Module):
   def __call__(self, x: Float[Array, '...']) -> Float[Array, '...']:
     n, rank = self.contracted_axes, len(self.shape)
     initializer = self.initializer(tuple(range(n)), tuple(range(n, rank)))
-    kernel = self.param('kernel', with_logical_axes(initializer, self.axes), self.shape, jnp.float32)
-    if x.shape[-n:] != self.shape[:n]:
-      raise ValueError(f'Linear contracts {self.shape[:n]} and the input ends in {x.shape[-n:]}')
+    quantization, scale = active_quantization.value, None
+    if UNSUPPORTED_AXES & set(self.axes):  # no plain projection
+      quantization = None
     # One matrix product whatever the rank: XLA's CPU backend is much faster on it.
     rows, columns = math.prod(self.shape[:n]), self.shape[n:]
-    y = einsum(
-      '...y,yz->...z',
-      x.astype(self.dtype).reshape(*x.shape[:-n], rows),
-      kernel.reshape(rows, math.prod(columns)),
-      self.output_dtype or self.dtype,
-    )
+    if quantization and quantization.stored:
+      integers = with_logical_axes(zeros, self.axes)
+      kernel = self.param('kernel', integers, self.shape, jnp.dtype(quantization.weight_type))
+      scales = with_logical_axes(zeros, ('rank', *self.axes[n:]))  # no mesh shards groups of inputs
+      scale = self.param(KERNEL_SCALE, scales, quantization.scale_shape(rows, columns), jnp.float32)
+      scale = scale.reshape(len(scale), -1)
+    else:
+      kernel = self.param('kernel', with_logical_axes(initializer, self.axes), self.shape, jnp.float32)
+    if x.shape[-n:] != self.shape[:n]:
+      raise ValueError(f'Linear contracts {self.shape[:n]} and the input ends in {x.shape[-n:]}')
+    x2, kernel = x.astype(self.dtype).reshape(*x.shape[:-n], rows), kernel.reshape(rows, math.prod(columns))
+    dtype = self.output_dtype or self.dtype
+    if quantization:
+      y = quantization.multiply(x2, kernel, scale).astype(dtype)
+    else:
+      y = einsum('...y,yz->...z', x2, kernel, dtype)
     y = y.reshape(*x.shape[:-n], *columns)
     if (update := compute_update(self, x.astype(self.dtype), n)) is not None:
       y = y + update.astype(y.dtype)

@@ -1,0 +1,158 @@
+"""Products in integers: against numpy, their gradients, and whole models."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from tests.objectives.test_distillation import built
+from tfm.commands import cli
+from tfm.decoding.unroll_layers import unroll_layers
+from tfm.layers.quantization import int4, int8
+from tfm.runs import load as runs
+from tfm.runs import train as training
+from tfm.runs.quantize import quantize_run
+
+
+def rounded(x, bound, axis, limit):
+  """Integers and scales of x in numpy: the greatest absolute value along an axis becomes `bound`."""
+  scale = np.abs(x).max(axis, keepdims=True) / bound
+  return np.clip(np.round(x / scale), -limit - 1, limit), scale
+
+
+@pytest.fixture
+def arrays():
+  """x and W, whose greatest values are positive: a negative one lies half-way between two integers."""
+  draw = np.random.default_rng(0)
+  x, w = draw.standard_normal((3, 5, 32)), draw.standard_normal((32, 6))
+  x[..., 0], w[::8] = 4, 4 + draw.random((4, 6))
+  return x.astype(np.float32), w.astype(np.float32)
+
+
+@pytest.mark.parametrize('weights_only', [False, True])
+def test_int8_has_a_scale_for_each_output_and_each_token(arrays, weights_only):
+  x, w = arrays
+  integers, scale = rounded(w, 127.5, 0, 127)
+  if weights_only:
+    expected = x @ (integers * scale)
+  else:
+    tokens, token_scale = rounded(x, 127.5, -1, 127)
+    expected = (tokens @ integers) * token_scale * scale
+  quantization = int8(weights_only)
+  np.testing.assert_allclose(quantization.multiply(x, w, None), expected, rtol=1e-4, atol=1e-4)
+  stored = quantization.quantize(w)
+  assert stored[0].dtype == jnp.int8 and stored[1].shape == quantization.scale_shape(32, (6,)) == (1, 6)
+  np.testing.assert_array_equal(quantization.multiply(x, *stored), quantization.multiply(x, w, None))
+
+
+def test_int4_has_a_scale_for_each_group_of_inputs(arrays):
+  x, w = arrays
+  integers, scale = rounded(w.reshape(4, 8, 6), 7.5, 1, 7)
+  quantization = int4(group=8)
+  stored = quantization.quantize(w)
+  assert stored[0].dtype == jnp.int4 and stored[1].shape == quantization.scale_shape(32, (6,)) == (4, 6)
+  expected = x @ (integers * scale).reshape(32, 6)
+  np.testing.assert_allclose(quantization.multiply(x, *stored), expected, rtol=1e-4, atol=1e-4)
+  with pytest.raises(ValueError, match='group=8, which does not divide the 30 inputs'):
+    quantization.scale_shape(30, (6,))
+
+
+@pytest.mark.parametrize('quantization', [int8(), int8(weights_only=True), int4(group=8)], ids=str)
+def test_gradients_pass_straight_through(arrays, quantization):
+  weights = np.random.default_rng(1).standard_normal((3, 5, 6)).astype(np.float32)
+  actual, expected = (
+    jax.grad(lambda x, w: (f(x, w) * weights).sum(), argnums=(0, 1))(*map(jnp.asarray, arrays))
+    for f in (lambda x, w: quantization.multiply(x, w, None), lambda x, w: x @ w)
+  )
+  for a, b in zip(actual, expected):
+    np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize('spec', ['int8', 'int8(weights_only=True)', 'int4(group=8)'])
+def test_a_model_multiplies_integers(tiny, spec):
+  _, model, params = built(tiny, **{'model.quantization': spec})
+  _, plain, _ = built(tiny)
+  params = jax.tree.map(lambda x: x / 5 if x.ndim > 1 else x, params)
+  tokens = np.random.default_rng(2).integers(0, 50, (2, 16)).astype(np.int32)
+
+  def logits(model, params):
+    return jax.jit(lambda params: model.apply({'params': params}, *model.arguments(tokens))[0])
+
+  text = logits(model, params).lower(params).as_text()
+  has_integers = any(
+    'xi8>' in line and 'xi32>' in line for line in text.splitlines() if 'dot_general' in line
+  )
+  assert has_integers == (spec == 'int8')
+  actual, exact = (np.asarray(logits(m, params)(params)) for m in (model, plain))
+  # An integer is 1 / 127.5 of the greatest value, or 1 / 7.5; rounding errors of two layers add up.
+  error = np.sqrt(((actual - exact) ** 2).mean() / (exact**2).mean())
+  assert 0 < error < (0.4 if spec.startswith('int4') else 0.05), error
+  unrolled = logits(*unroll_layers(model, params))(unroll_layers(model, params)[1])
+  np.testing.assert_allclose(unrolled, actual, rtol=1e-3, atol=1e-3 * np.abs(actual).max())
+
+
+@pytest.fixture(scope='module')
+def trained(tiny, tmp_path_factory):
+  """A run trained with quantized products."""
+  workdir = tmp_path_factory.mktemp('quantized') / 'run'
+  training.train(tiny(**{'model.quantization': 'int8', 'training.steps': 12}), str(workdir))
+  return workdir
+
+
+def test_a_run_trained_in_integers_evaluates_as_before_when_they_are_stored(trained, tmp_path, capsys):
+  folder = tmp_path / 'stored'
+  assert cli.main(['quantize', f'--workdir={trained}', f'--to={folder}', '--split=test']) == 0
+  lines = [line for line in capsys.readouterr().err.splitlines() if 'bytes of parameters' in line]
+  assert len(lines) == 2
+  run, stored = runs.load(str(trained)), runs.load(str(folder))
+  assert stored.config.model.quantization == 'int8(stored=True)'
+  assert stored.params['stack']['layers']['block_0']['feed_forward']['up']['kernel'].dtype == jnp.int8
+  a, b = (runs.evaluate(one, 'test').metrics for one in (run, stored))
+  np.testing.assert_allclose(b['loss'], a['loss'], rtol=1e-6)
+  assert cli.main(['generate', f'--workdir={folder}', '--prompt=Now', '--max_tokens=4']) == 0
+
+
+@pytest.mark.parametrize(
+  'spec',
+  [
+    'int8',
+    *(pytest.param(one, marks=pytest.mark.slow) for one in ('int8(weights_only=True)', 'int4(group=8)')),
+  ],
+)
+def test_a_run_is_quantized_after_training(tiny, tmp_path, spec):
+  training.train(tiny(**{'training.steps': 12}), str(tmp_path / 'run'))
+  run = runs.load(str(tmp_path / 'run'))
+  losses = [runs.evaluate(one, 'test').metrics['loss'] for one in (run, quantize_run(run, spec))]
+  assert losses[0] != losses[1] and abs(losses[1] - losses[0]) < 0.02, losses
+
+
+def test_stored_integers_are_exported(trained, tmp_path, capsys):
+  for spec in ('int8', 'int4(group=8)'):
+    flags = f'--workdir={trained}', f'--to={tmp_path / spec}', f'--quantization={spec}'
+    assert cli.main(['quantize', *flags]) == 0
+  flags = ['export', f'--to={tmp_path / "out"}', '--format=safetensors']
+  assert cli.main([*flags, f'--workdir={tmp_path / "int8"}']) == 0
+  name = 'stack/layers/block_0/mixer/q/kernel'
+  assert load_file(tmp_path / 'out' / 'model.safetensors')[name].dtype == np.int8
+  assert cli.main([*flags, f'--workdir={tmp_path / "int4(group=8)"}']) == 2
+  assert 'is of type int4, which safetensors does not have' in capsys.readouterr().err
+
+
+def test_what_cannot_be_is_refused(tiny, trained, tmp_path, capsys):
+  stored = tmp_path / 'stored'
+  assert cli.main(['quantize', f'--workdir={trained}', f'--to={stored}']) == 0
+  training.train(tiny(**{'training.steps': 1}), str(tmp_path / 'plain'))
+  for words, message in (
+    (['quantize', f'--workdir={stored}', f'--to={tmp_path / "x"}'], 'is stored in integers already'),
+    (['quantize', f'--workdir={trained}', f'--to={stored}'], 'holds a run; use a new directory'),
+    (['quantize', f'--workdir={tmp_path / "plain"}', f'--to={tmp_path / "x"}'], 'set --quantization'),
+    (['train', f'--config={stored}/config.json', f'--workdir={tmp_path / "y"}'], 'which have no gradient'),
+    (
+      ['train', f'--config={trained}/config.json', f'--workdir={tmp_path / "y"}']
+      + [f'--config.init_from={stored}'],
+      'stores integers, which cannot be trained',
+    ),
+  ):
+    assert cli.main(words) == 2
+    assert message in capsys.readouterr().err

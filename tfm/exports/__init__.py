@@ -1,0 +1,1 @@
+"""Formats in which a model leaves: one file each."""

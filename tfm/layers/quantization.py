@@ -1,0 +1,110 @@
+"""Products of projections in small integers, by qwix."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from tfm.errors import importing_extra, require
+from tfm.layers.float32_gradients import reduction_dtype
+from tfm.shapes import Array, Float
+from tfm.spec import Size
+
+
+KERNEL_SCALE = 'kernel_scale'  # the parameter beside a kernel that is stored in integers
+
+
+@dataclasses.dataclass(frozen=True)
+class Quantization:
+  """x · W with W = scale · integers, the scales for each output and each group of inputs; the greatest
+  absolute value of a group is the greatest integer.
+
+  Attributes:
+    weight_type: of the integers: 'int8' or 'int4'.
+    activation_type: that of x, with one scale for each of its rows, so that the product is one of integers;
+      None: x remains as it is.
+    group: the number of inputs that share a scale; 0: all.
+    stored: whether the parameters are integers; otherwise they are float32 and rounded in each product, and
+      gradients pass as if they were not (straight-through, Bengio et al. 2013).
+  """
+
+  weight_type: str
+  activation_type: str | None
+  group: int
+  stored: bool
+
+  def scale_shape(self, rows: int, columns: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of the scales of a kernel [*rows, *columns] with so many rows in all.
+
+    Raises:
+      ValueError: if the group does not divide the rows.
+    """
+    require(
+      not self.group or rows % self.group == 0,
+      f'config.model.quantization has group={self.group}, which does not divide the {rows} inputs of a '
+      'projection; use a divisor',
+    )
+    return rows // (self.group or rows), *columns
+
+  def quantize(self, kernel: Float[Array, 'y z']) -> tuple[Array, Float[Array, 'groups z']]:
+    """The integers and the scales of a kernel."""
+    with importing_extra('quantization'):
+      import qwix
+    tiles = {0: self.group} if self.group else {}
+    array = qwix.quantize(kernel, self.weight_type, channelwise_axes=(1,), tiled_axes=tiles)
+    return array.qvalue, array.scale
+
+  def multiply(
+    self, x: Float[Array, '... y'], kernel: Array, scale: Float[Array, 'groups z'] | None
+  ) -> Float[Array, '... z']:
+    """x · W.
+
+    Args:
+      kernel: integers with their scales, or float32 without.
+    """
+    if scale is None:
+      return _multiply_through(self, x, kernel)
+    return self._multiply_integers(x, kernel, scale)
+
+  def _multiply_integers(self, x, integers, scale):
+    with importing_extra('quantization'):
+      import qwix
+    if self.activation_type:
+      x = qwix.quantize(x, self.activation_type, channelwise_axes=tuple(range(x.ndim - 1)))
+    numbers = ((len(x.shape) - 1,), (0,)), ((), ())
+    return qwix.dot_general(x, qwix.QArray(integers, scale), numbers)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _multiply_through(quantization, x, kernel):
+  return quantization._multiply_integers(x, *quantization.quantize(kernel))
+
+
+def _through_forward(quantization, x, kernel):
+  return _multiply_through(quantization, x, kernel), (x, kernel)
+
+
+def _through_backward(quantization, residuals, dy):
+  """The gradients of x · W without rounding."""
+  x, kernel = residuals
+  dy = dy.astype(x.dtype)
+  dx = jnp.einsum('...z,yz->...y', dy, kernel.astype(x.dtype))
+  dw = jnp.einsum('...y,...z->yz', x, dy, preferred_element_type=reduction_dtype.value or kernel.dtype)
+  return dx, dw.astype(kernel.dtype)
+
+
+_multiply_through.defvjp(_through_forward, _through_backward)
+
+
+def int8(weights_only: bool = False, stored: bool = False) -> Quantization:
+  return Quantization('int8', None if weights_only else 'int8', 0, stored)
+
+
+def int4(group: Size = 64, stored: bool = False) -> Quantization:
+  return Quantization('int4', None, group, stored)
+
+
+QUANTIZATIONS = {'none': lambda: None, 'int8': int8, 'int4': int4}
+# A context around the layers of a model: the `Quantization` of their projections, or None.
+active_quantization = jax.make_user_context()
