@@ -40,8 +40,8 @@ def test_computation_beyond_free_memory_raises_before_running():
   [pytest.param(mixer, marks=[pytest.mark.slow] * (i > 1)) for i, mixer in enumerate(attention.MIXERS)],
 )
 def test_every_mixer_of_the_benchmark_builds(mixer):
-  run, arguments = attention.make_mixer(mixer, 64)
-  assert jax.eval_shape(run, *arguments).shape == (1, 64, attention.WIDTH)
+  run, arguments = attention.make_mixer(attention.MIXERS[mixer], 64)
+  assert jax.eval_shape(run, *arguments).shape == (1, 64, attention.SHAPE.width)
 
 
 def fake_result(run):

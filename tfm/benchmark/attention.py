@@ -7,14 +7,28 @@ prints the result of `process.print_passes`. One row, 8 heads of 64 channels (wi
 document unless the variant packs several; `attention_torch` does the same with PyTorch.
 """
 
+import dataclasses
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from tfm.benchmark import process
 
 
-SHAPE = dict(batch=1, heads=8, head_width=64)
-WIDTH = SHAPE['heads'] * SHAPE['head_width']
+@dataclasses.dataclass(frozen=True)
+class Shape:
+  """Rows, heads, channels of a head, and the type of numbers."""
+
+  batch: int = 1
+  heads: int = 8
+  head_width: int = 64
+  dtype: str = 'float32'
+
+  @property
+  def width(self) -> int:
+    return self.heads * self.head_width
+
+
+SHAPE = Shape()
 
 # variant → fields that differ from causal dot-product attention.
 VARIANTS = {
@@ -24,6 +38,8 @@ VARIANTS = {
   't5': dict(position='t5'),
   'soft cap': dict(soft_cap=50.0),
   'documents': dict(document=512),
+  'prefix': dict(mask='prefix'),  # of a quarter of the row
+  'sinks': dict(mask='causal & (window(256) | sinks(4))'),
 }
 KERNELS = ('dense', 'chunked')
 
@@ -32,6 +48,14 @@ MIXERS = {
   'softmax, dense': dict(mixer='softmax', kernel='dense'),
   'softmax, chunked': dict(mixer='softmax', kernel='chunked'),
   'softmax, window(256)': dict(mixer='softmax', kernel='chunked', mask='causal & window(256)'),
+  'gated': dict(mixer='gated', kernel='chunked'),
+  'differential': dict(mixer='differential', kernel='chunked'),
+  'forgetting': dict(mixer='forgetting', kernel='chunked', position='none'),
+  'talking_heads': dict(mixer='talking_heads', kernel='dense'),
+  'multi_token': dict(mixer='multi_token', kernel='dense'),
+  'selective': dict(mixer='selective', kernel='dense'),
+  'stick_breaking': dict(mixer='stick_breaking', kernel='dense', position='none'),
+  'nystromformer': dict(mixer='nystromformer(landmarks=64)', position='none', mask='full'),
   'latent': dict(mixer='latent(rank=128, rope_width=32)', kernel='chunked'),
   'longformer': dict(
     mixer='longformer(global_tokens=16)', kernel='chunked', mask='causal & longformer(256, 16)'
@@ -39,15 +63,17 @@ MIXERS = {
   'reformer': dict(mixer='reformer(buckets=64, chunk=64)', position='none'),
   'linformer': dict(mixer='linformer(rank=256)', position='none', mask='full'),
   'linear': dict(mixer='linear', position='none'),
+  'linear, favor': dict(mixer='linear(feature_map="favor")', position='none'),
   'gated_delta': dict(mixer='gated_delta', position='none'),
   'mamba': dict(mixer='mamba', position='none'),
   'mamba2': dict(mixer='mamba2', position='none'),
   'recurrent (lstm)': dict(mixer='recurrent', position='none'),
   'convolution': dict(mixer='convolution', position='none'),
+  'short_convolution': dict(mixer='short_convolution', position='none'),
 }
 
 
-def make_kernel(name: str, variant: str, length: int) -> tuple[Callable, tuple]:
+def make_kernel(name: str, variant: str, length: int, shape: Shape = SHAPE) -> tuple[Callable, tuple]:
   """`f(params, q, k, v) -> out` and its arguments."""
   import flax.linen as nn
   import jax
@@ -64,7 +90,9 @@ def make_kernel(name: str, variant: str, length: int) -> tuple[Callable, tuple]:
   from tfm.scores.protocol import Score
 
   fields = dict(mask='causal', position='none', soft_cap=0.0, document=length) | VARIANTS[variant]
-  H, C = SHAPE['heads'], SHAPE['head_width']
+  B, H, C = shape.batch, shape.heads, shape.head_width
+  mask = spec.build(fields['mask'], tfm.masks, Mask)
+  prefix = jnp.full((B, length), length // 4) if mask.required_fields else None
 
   class Attention(nn.Module):
     """Score, bias and kernel of one layer."""
@@ -72,10 +100,10 @@ def make_kernel(name: str, variant: str, length: int) -> tuple[Callable, tuple]:
     @nn.compact
     def __call__(self, q, k, v):
       position = spec.factory(
-        fields['position'], tfm.positions, Position, width=WIDTH, heads=H, head_width=C, length=length
+        fields['position'], tfm.positions, Position, width=shape.width, heads=H, head_width=C, length=length
       )
       score = spec.factory('dot', tfm.scores, Score, head_width=C)
-      index = jnp.broadcast_to(jnp.arange(length), (SHAPE['batch'], length))
+      index = jnp.broadcast_to(jnp.arange(length), (B, length))
       positions, segments = index % fields['document'], 1 + index // fields['document']
       return spec.build(name, tfm.kernels, Kernel)(
         q,
@@ -83,22 +111,23 @@ def make_kernel(name: str, variant: str, length: int) -> tuple[Callable, tuple]:
         v,
         score=score()(),
         bias=position(name='layer').bias(position(name='model').compute_table()),
-        mask=spec.build(fields['mask'], tfm.masks, Mask),
+        mask=mask,
         q_positions=positions,
         k_positions=positions,
         q_segments=segments,
         k_segments=segments,
+        k_prefix=prefix,
         soft_cap=fields['soft_cap'],
         layout='contiguous' if fields['document'] == length else 'packed',
       )
 
-  qkv = tuple(jax.random.normal(jax.random.key(i), (SHAPE['batch'], length, H, C)) for i in range(3))
+  qkv = tuple(jax.random.normal(jax.random.key(i), (B, length, H, C), shape.dtype) for i in range(3))
   params = nn.unbox(jax.jit(Attention().init)(jax.random.key(3), *qkv))
   return Attention().apply, (params, *qkv)
 
 
-def make_mixer(name: str, length: int) -> tuple[Callable, tuple]:
-  """`f(params, x) -> y` of one mixer and its arguments."""
+def make_mixer(fields: Mapping[str, str], length: int, shape: Shape = SHAPE) -> tuple[Callable, tuple]:
+  """`f(params, x) -> y` of one mixer and its arguments; `fields` are those of the model."""
   import flax.linen as nn
   import jax
 
@@ -108,11 +137,10 @@ def make_mixer(name: str, length: int) -> tuple[Callable, tuple]:
   from tfm.config.resolve import resolve_config
   from tfm.mixers.protocol import Context
 
-  c = resolve_config(
-    complete(dict(data=dict(length=length), model=dict(width=WIDTH, heads=SHAPE['heads']) | MIXERS[name]))
-  )
+  model = dict(width=shape.width, heads=shape.heads, dtype=shape.dtype) | fields
+  c = resolve_config(complete(dict(data=dict(length=length), model=model)))
   module = assemble.build_block(Experiment(c), 'model', c.model, causal=False)().mixer()
-  x = jax.random.normal(jax.random.key(0), (SHAPE['batch'], length, WIDTH))
+  x = jax.random.normal(jax.random.key(0), (shape.batch, length, shape.width), shape.dtype)
 
   def run(params, x):
     return module.apply(params, x, None, Context.contiguous(x[..., 0]), None)[0]
@@ -130,7 +158,9 @@ def main() -> None:
   import jax
 
   jax.config.update('jax_numpy_rank_promotion', 'raise')
-  run, arguments = {'kernel': make_kernel, 'mixer': make_mixer}[kind](*names, int(length))
+  run, arguments = (
+    make_mixer(MIXERS[names[0]], int(length)) if kind == 'mixer' else make_kernel(*names, int(length))
+  )
 
   def loss(*arguments):
     return (run(*arguments) ** 2).sum()

@@ -23,7 +23,7 @@ def main() -> None:
   from torch.nn.functional import scaled_dot_product_attention
 
   torch.manual_seed(0)
-  B, H, C = SHAPE['batch'], SHAPE['heads'], SHAPE['head_width']
+  B, H, C = SHAPE.batch, SHAPE.heads, SHAPE.head_width
   qkv = [torch.randn(B, H, length, C, requires_grad=True) for _ in range(3)]
   index = torch.arange(length)
   table = torch.randn(32, H, requires_grad=True)

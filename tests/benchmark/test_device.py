@@ -1,0 +1,130 @@
+"""The benchmark of a device: all cells, tiny, where few packages are installed; resumption; the report."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.paths import ROOT
+from tfm.benchmark import measure_device
+from tfm.benchmark.device import cells, machine, report
+from tfm.commands import cli
+
+
+# What a borrowed machine may lack: it has jax, flax and optax with what they require, and the packages of
+# `make device`.
+LACKING = (
+  'grain tensorflow_datasets sentencepiece array_record pyarrow zstandard einops matplotlib sklearn PIL'
+).split()
+RUN = f"""
+import importlib.util, sys
+from tfm.commands import cli
+
+HIDDEN, find_spec = {{'torch', 'transformers', *{LACKING!r}}}, importlib.util.find_spec
+importlib.util.find_spec = lambda name, *args: name not in HIDDEN and find_spec(name, *args)
+
+class Lacking:
+  def find_spec(self, name, path=None, target=None):
+    if name.partition('.')[0] in {LACKING!r}:
+      raise ModuleNotFoundError(f'No module named {{name!r}}', name=name)
+
+sys.meta_path.insert(0, Lacking())
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_every_cell_runs_where_only_jax_flax_and_optax_are(tmp_path):
+  """Without PyTorch, whose cells have a test among those with oracles."""
+  done = subprocess.run(
+    [sys.executable, '-c', RUN, 'benchmark', 'device', f'--to={tmp_path}', '--smoke'],
+    capture_output=True,
+    text=True,
+    encoding='utf-8',
+    cwd=ROOT,
+  )
+  assert done.returncode == 0, done.stderr
+  lines = (tmp_path / 'results.jsonl').read_text(encoding='utf-8').splitlines()
+  results = {entry['key']: entry['found'] for entry in map(json.loads, lines)}
+  expected = [cell for cell in cells.list_cells(cells.SMOKE) if not cell.packages]
+  assert [*results] == [cell.key for cell in expected]
+  for cell in expected:
+    found = results[cell.key]
+    if cell.arguments.get('kernel') in ('cudnn', 'tokamax'):
+      assert 'it runs on gpu, not on cpu' in found['error']
+    else:
+      assert 'error' not in found and all(value > 0 for value in found.values()), (cell, found)
+      assert report.HEADLINES[cell.group][0] in found
+  text = (tmp_path / 'report.md').read_text(encoding='utf-8')
+  assert all(f'## {group[:1].upper()}{group[1:]}' in text for group in report.HEADLINES)
+  assert 'A smoke test: the sizes are tiny' in text and [*(tmp_path / 'profile').rglob('*.xplane.pb')]
+
+
+def test_the_cells_are_many_different_and_in_the_order_of_their_value():
+  found = cells.list_cells(cells.FULL)
+  assert len({cell.key for cell in found}) == len(found)
+  groups = [cell.group for cell in found]
+  assert [*dict.fromkeys(groups)] == [*report.HEADLINES] and groups == sorted(groups, key=groups.index)
+  assert {cell.function for cell in found} == {cell.function for cell in cells.list_cells(cells.SMOKE)}
+  # Every row of a group has the same number of tokens.
+  assert {
+    cell.arguments['batch'] * cell.arguments['length']
+    for cell in found
+    if cell.group in ('kernels', 'mixers')
+  } == {cells.FULL.attended}
+
+
+@pytest.fixture
+def counted(monkeypatch):
+  """The cells that were measured, by a stand-in; the third exceeds its limit."""
+  measured = []
+
+  def measure(cell, folder, seconds):
+    measured.append(cell.key)
+    return dict(error='took longer than 120 s') if len(measured) == 3 else dict(tflops=1.0, gbps=2.0)
+
+  monkeypatch.setattr(measure_device, 'measure_apart', measure)
+  monkeypatch.setattr(machine, 'describe_device', lambda: 'gpu of a test')
+  return measured
+
+
+def test_calls_add_up(counted, tmp_path, monkeypatch):
+  """An interrupted benchmark goes on where it was; a cell that failed is not tried again."""
+  clock = iter(range(0, 10_000, 60))
+  monkeypatch.setattr(measure_device.time, 'monotonic', lambda: next(clock))
+  command = ['benchmark', 'device', f'--to={tmp_path}', '--only=matrix products']
+  assert cli.main([*command, '--minutes=2.5']) == 0
+  first = len(counted)
+  assert 0 < first < 6
+  assert cli.main([*command, '--minutes=60']) == 0
+  expected = [cell.key for cell in cells.list_cells(cells.FULL) if cell.group == 'matrix products']
+  assert counted == expected
+  text = (tmp_path / 'report.md').read_text(encoding='utf-8')
+  assert text.count('took longer than 120 s') == 1 and text.count('| 1 |') == len(expected) - 1
+  assert (tmp_path / 'report.png').exists()
+
+
+def test_results_of_another_machine_are_not_mixed(counted, tmp_path, capsys):
+  entry = dict(key='', found={}, machine='another', clocks={})
+  (tmp_path / 'results.jsonl').write_text(json.dumps(entry) + '\n', encoding='utf-8')
+  assert cli.main(['benchmark', 'device', f'--to={tmp_path}']) == 2
+  assert (
+    'holds measurements of another machine (another), and this one is gpu of a test'
+    in capsys.readouterr().err
+  )
+
+
+def test_a_process_ends_at_its_limit_or_when_the_time_is_over(tmp_path):
+  limited, unlimited = (
+    cells.Cell('copies', 'calibration:copy', dict(mib=1), seconds=seconds) for seconds in (0, 60)
+  )
+  assert measure_device.measure_apart(limited, tmp_path, 0) == dict(error='took longer than 0 s')
+  assert measure_device.measure_apart(unlimited, tmp_path, 0) is None
+
+
+def test_an_impossible_cell_reports_a_sentence():
+  cell = cells.Cell('copies', 'calibration:copy', dict(mib=-1))
+  found = measure_device.one_cell.measure(cell)
+  assert [*found] == ['error'] and '\n' not in found['error']

@@ -1,0 +1,178 @@
+"""The cells of `tfm benchmark device`: what is measured, in the order of its value."""
+
+import dataclasses
+import importlib
+import itertools
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+  """One measurement.
+
+  Attributes:
+    group: of the report.
+    function: 'module:function' in this package, which returns its numbers.
+    arguments: of the function.
+    seconds: limit of its process.
+  """
+
+  group: str
+  function: str
+  arguments: Mapping[str, Any]
+  seconds: int = 120
+
+  @property
+  def key(self) -> str:
+    """Names it in the results."""
+    return json.dumps([self.function, dict(self.arguments)])
+
+  @property
+  def packages(self) -> tuple[str, ...]:
+    """The packages that it needs beside those of training."""
+    return ('torch',) if self.function.partition(':')[0].endswith('torch') else ()
+
+  def measure(self) -> dict[str, float]:
+    """Runs the function in this process."""
+    module, _, function = self.function.partition(':')
+    return getattr(importlib.import_module(f'tfm.benchmark.device.{module}'), function)(**self.arguments)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+  """The shapes of the cells.
+
+  Attributes:
+    products: m, k, n of matrix products, as in a layer of the model: tokens, and widths of projections.
+    copies: MiB.
+    model: fields of the model that differ from LLaMA 3.2 of 1B; vocab: its vocabulary.
+    tokens: of a training step; lengths: of its rows.
+    heads: of attention alone; head_width: their width; attended: tokens of its rows, for each length.
+    kernel_lengths: of its rows; decoded: rows that are decoded at once; prompt, new: tokens of each.
+  """
+
+  products: tuple[tuple[int, int, int], ...]
+  copies: tuple[int, ...]
+  model: Mapping[str, int]
+  vocab: int
+  tokens: int
+  lengths: tuple[int, ...]
+  heads: int
+  head_width: int
+  attended: int
+  kernel_lengths: tuple[int, ...]
+  decoded: tuple[int, ...]
+  prompt: int
+  new: int
+
+
+FULL = Sizes(
+  products=(
+    (16_384, 2048, 2048),
+    (16_384, 2048, 8192),
+    (16_384, 8192, 2048),
+    (4096, 2048, 128_256),
+    (8192, 8192, 8192),
+    (64, 2048, 8192),
+  ),
+  copies=(64, 1024, 4096),
+  model={},
+  vocab=128_256,
+  tokens=16_384,
+  lengths=(2048, 8192),
+  heads=16,
+  head_width=128,
+  attended=32_768,
+  kernel_lengths=(2048, 8192, 32_768),
+  decoded=(1, 8, 64),
+  prompt=128,
+  new=128,
+)
+SMOKE = Sizes(
+  products=((64, 32, 32), (32, 32, 64)),
+  copies=(1,),
+  model=dict(layers=2, width=32, heads=4, kv_heads=2, feed_forward_width=64),
+  vocab=128,
+  tokens=64,
+  lengths=(32,),
+  heads=2,
+  head_width=16,
+  attended=128,
+  kernel_lengths=(128,),
+  decoded=(1, 2),
+  prompt=4,
+  new=4,
+)
+
+KERNELS = 'auto', 'cudnn', 'tokamax', 'chunked'
+REMAT = 'full', 'dots_with_no_batch_dims', "save('block_input mixer/q mixer/k mixer/v')"
+VARIANTS = 'causal', 'window', 'documents', 'soft cap', 'alibi', 't5', 'prefix', 'sinks'
+TORCH_KERNELS = 'flex', 'sdpa'
+RECURRENCES = 'linear', 'gated_delta', 'mamba', 'mamba2', 'recurrent', 'convolution'
+MIXERS = dict(mixer='softmax'), *(dict(mixer=mixer, position='none') for mixer in RECURRENCES)
+
+
+def list_cells(sizes: Sizes) -> list[Cell]:
+  """All cells, the most valuable first."""
+  return [
+    *(Cell('matrix products', 'calibration:matmul', dict(m=m, k=k, n=n)) for m, k, n in sizes.products),
+    *(Cell('copies', 'calibration:copy', dict(mib=mib)) for mib in sizes.copies),
+    *list_steps(sizes),
+    *list_kernels(sizes),
+    *(
+      Cell('mixers', 'attention:mixer', dict(fields=fields, length=length, **shape(sizes, length)))
+      for length, fields in itertools.product(sizes.kernel_lengths, MIXERS)
+    ),
+    *(
+      Cell(
+        'decoding',
+        'decoding:greedy',
+        dict(rows=rows, prompt=sizes.prompt, new=sizes.new, vocab=sizes.vocab, model=dict(sizes.model)),
+        240,
+      )
+      for rows in sizes.decoded
+    ),
+    Cell('profile', 'step:profile', step(sizes, sizes.lengths[0]), 240),
+  ]
+
+
+def step(sizes: Sizes, length: int, **changes: str) -> dict[str, Any]:
+  """The arguments of a training step: of kernel, remat and compiler flags as `changes` say."""
+  fixed = dict(length=length, rows=sizes.tokens // length, vocab=sizes.vocab, model=dict(sizes.model))
+  return fixed | dict(kernel='auto', remat='none', flags='auto') | changes
+
+
+def shape(sizes: Sizes, length: int) -> dict[str, int]:
+  """Rows of attention, with the same tokens at every length."""
+  return dict(batch=sizes.attended // length, heads=sizes.heads, head_width=sizes.head_width)
+
+
+def list_steps(sizes: Sizes) -> Iterator[Cell]:
+  """Each kernel, remat policy and preset of the compiler with the defaults of the others; and PyTorch."""
+  for length in sizes.lengths:
+    for changes in (
+      *(dict(kernel=kernel) for kernel in KERNELS),
+      *(dict(remat=remat) for remat in REMAT),
+      dict(flags='none'),
+    ):
+      yield Cell('training step', 'step:measure', step(sizes, length, **changes), 300)
+    for attention, compiled in (('sdpa', True), ('flex', True), ('sdpa', False)):
+      arguments = step(sizes, length)
+      del arguments['kernel'], arguments['remat'], arguments['flags']
+      yield Cell(
+        'training step', 'step_torch:measure', arguments | dict(attention=attention, compiled=compiled), 300
+      )
+
+
+def list_kernels(sizes: Sizes) -> Iterator[Cell]:
+  """Causal attention at all lengths first."""
+  pairs = [('causal', length) for length in sizes.kernel_lengths]
+  pairs += [pair for pair in itertools.product(VARIANTS, sizes.kernel_lengths) if pair not in pairs]
+  for variant, length in pairs:
+    arguments = dict(variant=variant, length=length, **shape(sizes, length))
+    for kernel in KERNELS:
+      yield Cell('kernels', 'attention:kernel', dict(kernel=kernel) | arguments)
+    for kernel in TORCH_KERNELS:
+      yield Cell('kernels', 'attention_torch:kernel', dict(kernel=kernel) | arguments)

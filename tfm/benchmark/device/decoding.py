@@ -1,0 +1,33 @@
+"""Decoding with the key/value cache, of the LLaMA of `step`."""
+
+from collections.abc import Mapping
+
+import flax.linen as nn
+import jax
+import numpy as np
+
+from tfm.benchmark.device.step import make_experiment
+from tfm.benchmark.device.timing import seconds_per_call
+from tfm.decoding import loop
+from tfm.decoding.sampling import Sampling
+from tfm.decoding.unroll_layers import unroll_layers
+from tfm.models import memory
+from tfm.training import state as states
+
+
+def greedy(rows: int, prompt: int, new: int, vocab: int, model: Mapping[str, int]) -> dict[str, float]:
+  """New tokens/s of greedy decoding in bfloat16, the prompts' reading included."""
+  decoder = make_experiment(prompt + new, rows, model).build_model(vocab)
+  params = jax.jit(lambda key: nn.unbox(states.init_params(decoder, key, 1, prompt)))(jax.random.key(0))
+  decoder, params = unroll_layers(decoder, jax.tree.map(lambda x: x.astype('bfloat16'), params))
+  prompts = list(np.random.default_rng(0).integers(0, vocab, (rows, prompt)))
+
+  def generate():
+    return loop.generate_all(
+      decoder, params, prompts, max_tokens=new, eos=None, sampling=Sampling(temperature=0.0)
+    )
+
+  seconds = seconds_per_call(generate, lambda texts: texts, seconds=10.0, calls=5)
+  return dict(
+    tokens_per_second=rows * new / seconds, ms_per_token=1000 * seconds / new, gib=memory.peak_usage() / 2**30
+  )
