@@ -98,6 +98,14 @@ def test_projections_into_the_residual_stream_shrink_with_depth(depth_scaled):
   assert stddev == pytest.approx(expected, rel=0.06)
 
 
+def test_deepnorm_shrinks_values_and_hidden_layers_too():
+  """β = (8 · 8)^(-1/4) for a decoder of eight layers (Wang et al. 2022)."""
+  stddev, _ = init_model(8, residual='deepnorm', norm_placement='post')
+  small = 0.3 / 8**0.5
+  expected = dict(q=0.3, k=0.3, v=small, up=small, out=small, down=small)
+  assert {name: stddev[name] for name in expected} == pytest.approx(expected, rel=0.06)
+
+
 def test_scanned_layers_start_differently():
   _, params = init_model(8, depth_scaled=True)
   q = params['stack']['layers']['block_0']['mixer']['q']['kernel'].value
@@ -129,3 +137,15 @@ def test_query_init_scales_queries_only():
   mixer = boxed(decoder(mixer='softmax(query_init_scale=0.125)'))['stack']['layers']['block_0']['mixer']
   initializers = {name: mixer[name]['kernel'].initializer for name in ('q', 'k', 'v')}
   assert initializers == dict(q='normal(0.02) · 0.125', k='normal(0.02)', v='normal(0.02)')
+
+
+def test_qkv_init_scales_what_is_projected_from_the_input():
+  """As in fairseq; the queries' own factor comes on top."""
+  spec = 'softmax(query_init_scale=0.125, qkv_init_scale=0.5)'
+  mixer = boxed(decoder(mixer=spec))['stack']['layers']['block_0']['mixer']
+  initializers = {name: mixer[name]['kernel'].initializer for name in ('q', 'k', 'v', 'out')}
+  assert (
+    initializers.pop('out')
+    == boxed(decoder())['stack']['layers']['block_0']['mixer']['out']['kernel'].initializer
+  )
+  assert initializers == dict(q='normal(0.02) · 0.0625', k='normal(0.02) · 0.5', v='normal(0.02) · 0.5')

@@ -178,3 +178,11 @@ def test_lora_requires_a_run_to_adapt(tiny, tmp_path):
     match='config.lora.rank=2 adapts the parameters of another run; set config.init_from to its folder',
   ):
     train.train(tiny(**{'lora.rank': 2}), str(tmp_path))
+
+
+@pytest.mark.parametrize(('field', 'value'), [('targets', 'no/such'), ('alpha', 32.0)])
+def test_settings_of_adapters_without_a_rank_are_rejected(tiny, tmp_path, field, value):
+  with pytest.raises(
+    ValueError, match=f'config.lora.{field}={value!r} has no effect without config.lora.rank'
+  ):
+    train.train(tiny(**{f'lora.{field}': value}), tmp_path)

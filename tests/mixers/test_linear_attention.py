@@ -16,8 +16,8 @@ from tfm import spec
 from tfm.conformance import tiny
 from tfm.layers.initializer import normal
 from tfm.masks.protocol import Mask
+from tfm.mixers._feature_maps import Elu, Favor, orthogonal_rows
 from tfm.mixers.gated_delta import DeltaRows, delta_rule
-from tfm.mixers.linear import FEATURE_MAPS
 from tfm.mixers.protocol import Context, Memory, Mixer
 from tfm.models import flops
 from tfm.positions.protocol import Position
@@ -101,20 +101,59 @@ def test_linear_equals_the_formula(position, mask, chunk):
   np.testing.assert_allclose(np.asarray(apply(module, params)[0])[REAL], y[REAL], **EXACT)
 
 
-@pytest.mark.parametrize('name', ['elu', 'relu', 'softmax'])
-def test_feature_maps(name):
-  module, phi = make_mixer(f'linear({name!r}, chunk=4)'), getattr(oracle, name)
+@pytest.mark.parametrize(
+  'text, phi',
+  [
+    ('elu', oracle.elu),
+    ('relu', oracle.relu),
+    ('softmax', oracle.softmax),
+    ('cosformer(length=13)', lambda x: oracle.cosformer(x, POSITIONS, 13)),
+    ('cosformer(length=5)', lambda x: oracle.cosformer(x, POSITIONS, 5)),
+    ('favor(features=6, seed=3)', lambda x: oracle.favor(x, orthogonal_rows(6, C, 3))),
+  ],
+)
+def test_feature_maps(text, phi):
+  module = make_mixer(f'linear({text!r}, chunk=4)')
   params = draw_params(module)
   q, k, v = (np.einsum('btd,dhc->bthc', X, params[name]['kernel']) for name in 'qkv')
-  y = oracle.attend(phi(q), phi(k), v, (phi(q), phi(k)), SEGMENTS)
+  q, k = phi(q), phi(k)
+  if 'favor' in text:
+    q = q / q.max(-1, keepdims=True) / 6**0.5  # y is the same, but for the 1e-6 of its denominator
+  y = oracle.attend(q, k, v, (q, k), SEGMENTS)
   y = np.einsum('bthc,hcd->btd', y, params['out']['kernel'])
   np.testing.assert_allclose(np.asarray(apply(module, params)[0])[REAL], y[REAL], **EXACT)
 
 
 def test_elu_is_not_zero_far_below_zero():
   """elu(x) + 1, computed directly, is 0 there in float32, and a row of such keys would be divided by 0."""
-  y = FEATURE_MAPS['elu'](jnp.float32(-40.0))
+  y = Elu()(jnp.float32(-40.0), None, is_query=True)
   np.testing.assert_allclose(y, np.exp(-40.0), rtol=1e-6)
+
+
+def test_favor_approximates_softmax():
+  """The error falls with the root of the number of features; rows are orthogonal in blocks of C."""
+  draw = np.random.default_rng(0)
+  q, k = 0.5 * draw.standard_normal((2, 1, 50, 1, C))
+  expected = oracle.softmax(q[0, :, 0] @ k[0, :, 0].T / np.sqrt(C))
+
+  def error(features):
+    """The mean over four draws of the random rows."""
+    errors = []
+    for seed in range(4):
+      phi = Favor(features, seed)
+      q_, k_ = (np.asarray(phi(jnp.asarray(x, jnp.float32), None, x is q))[0, :, 0] for x in (q, k))
+      weights = q_ @ k_.T
+      errors.append(np.abs(weights / weights.sum(-1, keepdims=True) - expected).mean() / expected.mean())
+    return np.mean(errors)
+
+  few, many = error(16), error(16 * 256)
+  assert few / 32 < many < few / 6 and many < 0.03
+  rows = orthogonal_rows(2 * C + 1, C, seed=0)
+  products = rows @ rows.T
+  for block in (products[:C, :C], products[C : 2 * C, C : 2 * C]):
+    np.testing.assert_allclose(block, np.diag(np.diag(block)), atol=1e-5)
+  lengths = np.linalg.norm(orthogonal_rows(4000, C, seed=0), axis=-1)
+  np.testing.assert_allclose((lengths**2).mean(), C, rtol=0.05)
 
 
 @pytest.mark.parametrize('text', ['linear("relu")', 'linear("relu", chunk=4)'])
@@ -260,7 +299,10 @@ def test_flops_of_the_delta_rule():
 @pytest.mark.parametrize(
   'text, settings, message',
   [
-    ('linear(feature_map="cosine")', {}, r"feature_map='cosine' is unknown; known: 'elu', 'relu', 'softmax'"),
+    ('linear(feature_map="cosine")', {}, "'cosine' names 'cosine', .* known: elu, relu, softmax"),
+    ('linear(feature_map="cosformer")', {}, "'cosformer' leaves out 'length'"),
+    ('linear(feature_map="favor(features=0)")', {}, 'features=0 must be at least 1'),
+    ('linear(feature_map="favor(features=7)")', dict(position='rope'), 'the head width is 7'),
     ('linear(chunk=0)', {}, r'chunk=0 must be at least 1'),
     ('linear', dict(dropout=0.1), r'dropout\.attention=0\.1 drops mixing weights'),
     ('gated_delta(taps=0)', {}, r'taps=0 must be at least 1'),

@@ -1,5 +1,6 @@
 """Where norms and residuals stand, against the formulas, with branches simple enough to write down."""
 
+import dataclasses
 import functools
 
 import flax.linen as nn
@@ -10,6 +11,7 @@ import pytest
 
 import tfm.residuals
 from tfm import spec
+from tfm.layers.canon import Canon
 from tfm.mixers.protocol import Context
 from tfm.models.block import Block
 from tfm.residuals.protocol import PLACEMENTS, Residual
@@ -87,6 +89,16 @@ def sandwich(x):
   return x + n(5, g(n(3, x)))
 
 
+def res_post(x):
+  x = x + n(4, f(x))
+  return x + n(5, g(x))
+
+
+def deepnorm(x):
+  x = n(2, 2**0.25 * x + f(x))
+  return n(3, 2**0.25 * x + g(x))
+
+
 def side_by_side(x):
   return x + f(n(2, x)) + g(n(3, x))
 
@@ -106,6 +118,8 @@ FORMULAS = {
   ('pre', 'sequential'): (pre, NORMS),
   ('post', 'sequential'): (post, NORMS),
   ('sandwich', 'sequential'): (sandwich, NORMS | AFTER),
+  ('res_post', 'sequential'): (res_post, AFTER),
+  ('post', 'deepnorm'): (deepnorm, NORMS),
   ('pre', 'parallel'): (side_by_side, NORMS),
   ('pre', 'parallel_one_norm'): (side_by_side_of_one_norm, dict(norm=2)),
   ('pre', 'normed'): (normed, NORMS),
@@ -132,6 +146,7 @@ def test_placement(placement, residual):
     ('pre', lambda x: x + f(n(2, x)), dict(mixer_norm=2)),
     ('post', lambda x: n(2, x + f(x)), dict(mixer_norm=2)),
     ('sandwich', lambda x: x + n(4, f(n(2, x))), dict(mixer_norm=2, mixer_norm_after=4)),
+    ('res_post', lambda x: x + n(4, f(x)), dict(mixer_norm_after=4)),
   ],
   ids=PLACEMENTS,
 )
@@ -162,6 +177,53 @@ def test_a_convolution_beside_the_block():
         z += x[0, near] @ kernel[k]
     expected[t] = n(4, post(x[0, t : t + 1])[0] + np.maximum(z, 0))
   np.testing.assert_allclose(y[0], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_stream_of_unit_length():
+  def unit(x):
+    return x / np.linalg.norm(x, axis=-1, keepdims=True)
+
+  a = np.random.default_rng(3).standard_normal((2, 4))
+  params = {f'{name}_rates': dict(scale=jnp.float32(v)) for name, v in zip(('mixer', 'feed_forward'), a)}
+  context = Context.contiguous(jnp.zeros((2, 3), jnp.int32))
+  y, _ = block('res_post', 'spherical(0.3)').apply({'params': params}, jnp.asarray(X), None, context, None)
+  h = unit(X)
+  for rates, branch in zip(np.abs(a) * 2 * 0.3, (f, g)):  # √D = 2
+    h = unit((1 - rates) * h + rates * unit(branch(h)))
+  np.testing.assert_allclose(y, h, rtol=1e-5, atol=1e-5)
+  np.testing.assert_allclose(np.linalg.norm(y, axis=-1), 1, rtol=1e-5)
+
+
+def test_the_rates_of_a_stream_of_unit_length_start_as_said():
+  context = Context.contiguous(jnp.zeros((2, 3), jnp.int32))
+  result = block('res_post', 'spherical(0.3)')
+  y, params = result.init_with_output(jax.random.key(0), jnp.asarray(X), None, context, None)
+  assert set(params['params']) == {'mixer_rates', 'feed_forward_rates'}
+  h = X / np.linalg.norm(X, axis=-1, keepdims=True)
+  for branch in (f, g):
+    z = branch(h)
+    h = 0.7 * h + 0.3 * z / np.linalg.norm(z, axis=-1, keepdims=True)
+    h = h / np.linalg.norm(h, axis=-1, keepdims=True)
+  np.testing.assert_allclose(y[0], h, rtol=1e-5, atol=1e-5)
+
+
+def test_canon_layers_pass_over_padding():
+  weight, draw = np.random.default_rng(3).standard_normal((4, 4)), np.random.default_rng(4)
+  make = functools.partial(Canon, (4,), ('embed',), jnp.float32)
+  module = dataclasses.replace(block(), canon={'mixer': make})
+  params = {name: {'a': jnp.float32(a)} for name, a in NORMS.items()}
+  params['mixer_canon'] = dict(convolution=dict(weight=jnp.asarray(weight, jnp.float32)))
+
+  def run(x, segments):
+    segments = jnp.asarray([segments])
+    x = jnp.asarray(x[None], jnp.float32)
+    return module.apply({'params': params}, x, None, Context(jnp.zeros_like(segments), segments), None)[0][0]
+
+  x = draw.standard_normal((7, 4))
+  real = [0, 1, 3, 4, 6]
+  np.testing.assert_allclose(
+    run(x, [1, 1, 0, 1, 1, 0, 1])[np.array(real)], run(x[real], [1] * 5), rtol=1e-5, atol=1e-5
+  )
 
 
 def test_every_placement_is_tested():

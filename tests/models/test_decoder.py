@@ -79,7 +79,9 @@ class TestOutput:
       bent, 1.5 * np.tanh(np.asarray(logits, np.float64) / 1.5), rtol=1e-5, atol=1e-5
     )
 
-  @pytest.mark.parametrize('placement, norm', [('pre', True), ('sandwich', True), ('post', False)])
+  @pytest.mark.parametrize(
+    'placement, norm', [('pre', True), ('sandwich', True), ('res_post', True), ('post', False)]
+  )
   def test_the_last_norm_stands_once(self, placement, norm):
     assert ('norm' in boxed(decoder(norm_placement=placement))) == norm
 

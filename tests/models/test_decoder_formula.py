@@ -13,6 +13,9 @@ SEGMENTS = np.array([[1] * 7 + [2] * 5, [0] * 2 + [1] * 8 + [0] * 2])
 POSITIONS = np.array([[*range(7), *range(5)], [0, 0, *range(8), 0, 0]])
 
 
+SHARED = dict(pattern=('own', 'other'), blocks=dict(own={}, other=dict(own_keys=False)))
+
+
 @pytest.mark.parametrize(
   'model',
   [
@@ -24,6 +27,12 @@ POSITIONS = np.array([[*range(7), *range(5)], [0, 0, *range(8), 0, 0]])
     dict(mixer='softmax(biases="qkv")', bias=False, norm='rmsnorm'),
     dict(mixer='softmax(biases="")'),
     dict(norm='layernorm(1e-5, bias=True)', bias=False),
+    dict(canon='AC'),
+    dict(value_residual='constant(0.3)', layers=3),
+    dict(value_residual='gated', layers=3, canon='AB'),
+    dict(SHARED, layers=4),
+    dict(SHARED, layers=3, value_residual='gated', canon='BC', kernel='chunked(queries=4, keys=5)'),
+    dict(canon='BD', feed_forward='swiglu', mixer='softmax(value_width=3)'),
   ],
   ids=str,
 )
@@ -39,6 +48,7 @@ def test_logits(model):
     heads_per_key=4 // model.get('kv_heads', 2),
     position=model.get('position', 'rope'),
     feed_forward=model.get('feed_forward', 'gelu'),
+    share=0.3 if '0.3' in model.get('value_residual', '') else None,
   )
   # The logits of padding are not used, but here they are compared too.
   np.testing.assert_allclose(logits, expected[..., :VOCAB], rtol=5e-5, atol=5e-5)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests.reference import layers
+from tfm.norms.dyt import DynamicTanh
 from tfm.norms.layernorm import LayerNorm
 from tfm.norms.rmsnorm import RMSNorm
 
@@ -38,6 +39,15 @@ def test_layernorm(epsilon):
 @pytest.mark.parametrize('epsilon', [1e-6, 0.1])
 def test_rmsnorm(epsilon):
   close(apply(RMSNorm(epsilon=epsilon), dict(scale=SCALE)), layers.rmsnorm(X, SCALE, epsilon))
+
+
+def test_dyt():
+  alpha = np.array(0.3)
+  both = dict(input_scale=alpha, scale=SCALE, bias=BIAS)
+  close(apply(DynamicTanh(), both), layers.dyt(X, alpha, SCALE, BIAS))
+  close(apply(DynamicTanh(bias=False), dict(input_scale=alpha, scale=SCALE)), layers.dyt(X, alpha, SCALE))
+  initial = DynamicTanh(alpha=0.7).init_with_output(jax.random.key(0), jnp.asarray(X, jnp.float32))[0]
+  close(initial, np.tanh(0.7 * X))
 
 
 def test_norms_of_bfloat16_are_computed_in_float32():

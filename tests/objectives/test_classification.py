@@ -1,6 +1,10 @@
 """Classification: learns from rows of every kind, with the metrics of scikit-learn."""
 
+import csv
 import json
+import math
+import pathlib
+import types
 
 import flax.linen as nn
 import jax
@@ -19,6 +23,7 @@ from tfm.objectives.classification import Classification
 from tfm.parallel import mesh as meshes
 from tfm.parallel import sharding
 from tfm.runs import load as runs
+from tfm.runs.measure_split import build_evaluate_fn
 from tfm.runs.train import train
 from tfm.training import state as states
 
@@ -92,7 +97,7 @@ def test_accuracy_and_f1_are_those_of_scikit_learn(objective, kind, request, tmp
   mesh = meshes.make(dict(data=-1))
   with sharding.context(mesh, sharding.parse_rules(run_config.rules)):
     where = sharding.batch_sharding(mesh, sharding.parse_rules(run_config.rules))
-    values = runs.build_evaluate_fn(Experiment(run_config), model, data, where, 'test', 0)(params)
+    values = build_evaluate_fn(Experiment(run_config), model, data, where, 'test', 0)(params)
   check_metrics(values, *predict(run_config, model, params, data, 'test'))
 
 
@@ -142,9 +147,9 @@ def test_loss(kind, smoothing):
 
 def test_a_split_without_classes_has_metrics():
   objective = Classification(**FIELDS, classes=2)
-  total = dict(loss=np.float32(0), tokens=np.float32(0), table=np.zeros((2, 2)))
+  total = dict(loss=np.float32(0), tokens=np.float32(0), confusion_matrix=np.zeros((2, 2)))
   assert objective.summarize(total, 0) == dict(loss=0, accuracy=0, f1=0, tokens=0)
-  total = dict(loss=np.float32(0.5), tokens=np.float32(1), table=np.diag([1.0, 0.0]))
+  total = dict(loss=np.float32(0.5), tokens=np.float32(1), confusion_matrix=np.diag([1.0, 0.0]))
   assert objective.summarize(total, 0) == dict(loss=0.5, accuracy=1, f1=1, tokens=1)
 
 
@@ -187,6 +192,44 @@ def test_padding_is_not_pooled(pooling):
   )
 
 
+class RowArguments:
+  """A packing whose rows are the arguments that it received."""
+
+  def rows(self, tokens, length, seed):
+    return tokens.name, length, seed
+
+  def evaluation_rows(self, tokens, length):
+    return tokens.name, length
+
+
+def test_rows_of_training_depend_on_the_seed():
+  objective, tokens = Classification(**FIELDS, classes=2), types.SimpleNamespace(name='data', names='ab')
+  assert objective.rows(RowArguments(), tokens, 7, 3, None) == ('data', 7, 3)
+  assert objective.rows(RowArguments(), tokens, 7, None, None) == ('data', 7)
+
+
+@pytest.mark.parametrize(
+  'names, shown',
+  [('abcdefghij', 'a, b, c, d, e, f, g, h, i, j;'), ('abcdefghijk', 'a, b, c, d, e, f, g, h, i, j, …;')],
+)
+def test_of_many_classes_ten_are_named(names, shown):
+  tokens = types.SimpleNamespace(name='data', names=names)
+  with pytest.raises(ValueError, match=f'data has {len(names)}: {shown} use classes={len(names)}'):
+    Classification(**FIELDS, classes=2).rows(RowArguments(), tokens, 7, 0, None)
+
+
+@pytest.mark.parametrize(
+  'fields, sentence',
+  [
+    (dict(classes=1), 'classes=1 must be at least 2'),
+    (dict(classes=2, label_smoothing=1.0), r'label_smoothing=1.0 must lie in \[0, 1\)'),
+  ],
+)
+def test_invalid_fields_are_rejected(fields, sentence):
+  with pytest.raises(ValueError, match=sentence):
+    Classification(**FIELDS, **fields)
+
+
 def test_another_number_of_classes_is_rejected(texts, tmp_path):
   with pytest.raises(
     ValueError, match=r'config.objective has classes=2, but labelled.* train has 3: a, b, c; use classes=3'
@@ -222,6 +265,18 @@ def test_incompatible_fields_are_rejected(fields, sentence):
     Experiment(run_config).build_model(8)
 
 
+def check_classes(file, true, predictions):
+  """Compares the table of a split with scikit-learn's report of its items."""
+  report = metrics.classification_report(true, predictions, output_dict=True, zero_division=math.nan)
+  with file.open(encoding='utf-8') as lines:
+    rows = {row['name']: row for row in csv.DictReader(lines)}
+  assert [*rows] == [str(digit) for digit in range(10)] and file.with_suffix('.png').exists()
+  for name, row in rows.items():
+    expected = [report[name][key] for key in ('precision', 'recall', 'f1-score', 'support')]
+    found = [float(row[key] or 'nan') for key in ('precision', 'recall', 'f1', 'items')]
+    np.testing.assert_allclose(found, expected)
+
+
 @pytest.mark.slow
 def test_a_run_on_images_learns_and_is_loaded(tmp_path, capsys):
   """With the commands: 60 steps classify most of the digits."""
@@ -242,6 +297,11 @@ def test_a_run_on_images_learns_and_is_loaded(tmp_path, capsys):
   train(run_config, tmp_path)
   assert cli.main(['evaluate', f'--workdir={tmp_path}', '--split=test']) == 0
   values, run = json.loads(capsys.readouterr().out), runs.load(tmp_path)
-  check_metrics(values, *predict(run_config, run.model, run.params, runs.open_data(run), 'test'))
+  true, predictions = predict(run_config, run.model, run.params, runs.open_data(run), 'test')
+  check_metrics(values, true, predictions)
+  check_classes(pathlib.Path(values['classes']), true, predictions)
+  assert cli.main(['evaluate', f'--workdir={tmp_path}', f'--to={tmp_path}/elsewhere']) == 0
+  out, err = capsys.readouterr()
+  assert json.loads(out)['classes'] == f'{tmp_path}/elsewhere/validation-60.csv' and 'precision' in err
   assert values['accuracy'] > 0.6 and run.tokenizer is None
   assert 'images: 8 × 8 × 1, digits' in (tmp_path / 'log.txt').read_text()

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 
+from tests.data.distinct_tokens import make_tokens
 from tests.models import test_encoder
 from tests.models.pairs import context
 from tests.objectives.random_tokens import VOCAB, NumberedTokenizer, random_tokens
@@ -140,6 +141,7 @@ def test_padding_has_the_shape_of_rows(next_sentence):
     name: (x.shape, x.dtype) for name, x in row.items()
   }
   assert not any(x.any() for x in padding.values())
+  assert {'types', 'next'} & set(row) == ({'types', 'next'} if next_sentence else set())
 
 
 def test_a_row_of_ends_has_no_masked_tokens():
@@ -175,14 +177,17 @@ def test_loss(chunk):
   right = (following.argmax(-1) == batch['next']).mean()
   assert 0 < right < 1
   np.testing.assert_allclose(sums['next_sentence_accuracy'] / sums['tokens'], right, rtol=1e-6)
+  _, sums = step(params, {name: np.stack([x[0], *[padding[name]] * 7]) for name, x in batch.items()})
+  first = -following[0, batch['next'][0]]
+  np.testing.assert_allclose(sums['next_sentence_loss'] / sums['tokens'], first, rtol=2e-5)
 
 
 def test_dropout_is_drawn_from_the_key_and_is_off_without_one():
-  config = test_encoder.config(dropout=dict(residual=0.5))
+  config = test_encoder.config('masked_lm', 'concat', dropout=dict(residual=0.5))  # no classifier
   objective = Experiment(config).objective
   plain, params = test_encoder.make_encoder()
   model = Experiment(config).build_model(test_encoder.VOCAB - 1)
-  rows = objective.rows(SentencePairs(), random_tokens(4, 20), 8, None, NumberedTokenizer)
+  rows = objective.rows(Concat(), random_tokens(4, 20), 8, None, NumberedTokenizer)
   batch = next(pipeline.evaluation_batches(rows, 3))
   step = jax.jit(lambda key: objective(model, params, batch, key)[0])
   without = step(None)
@@ -213,10 +218,24 @@ def test_pairs_of_texts():
   assert abs(follows - 100) < 30
 
 
+def test_a_second_text_from_a_shorter_document_is_all_of_it():
+  rows, shorter = SentencePairs().rows(make_tokens([12, 3]), 16, seed=0), 0
+  for row in map(rows.__getitem__, range(60)):
+    first, second = (row['inputs'][row['types'] == side] for side in (0, 1))
+    first, second = first[(first > 0) & (first < 10**6)], second[(second > 0) & (second < 10**6)]
+    if first[0] == 1 and not row['next']:
+      parts = [[13], [14], [15], [13, 14], [14, 15]]
+      assert second.tolist() in ([[13, 14, 15]] if len(first) <= 9 else parts)
+      shorter += len(first) < 9
+  assert shorter > 5
+
+
 def test_evaluation_pairs_are_always_the_same():
   data = random_tokens(documents=3)
   a, b = (SentencePairs().evaluation_rows(data, 16) for _ in range(2))
   assert len(a) == sum(-(-n // 13) - (n % 13 == 1) for n in data.lengths)
+  with pytest.raises(IndexError):
+    a[len(a)]
   for one, two in zip(a, b):
     for field in one:
       np.testing.assert_array_equal(one[field], two[field])

@@ -35,7 +35,16 @@ def test_the_length_is_uniformly_random_in_training():
     assert (document == document[:, :1]).all()
     share = np.bincount(document[:, 0], minlength=size) / len(document)
     assert len(share) == size and abs(share - 1 / size).max() < 5 * np.sqrt(1 / size / len(document))
-  assert not np.array_equal(prefixes[:, 0, 0] / 5, prefixes[:, 1, 0] / 10)
+  # Of each document by itself: of one random number, ⌊5 u⌋ would be ⌊10 u⌋ // 2.
+  halves = np.asarray(prefixes)[:, 1, 0] // 2
+  assert not np.array_equal(prefixes[:, 0, 0], halves)
+
+
+def test_a_row_may_hold_as_many_documents_as_tokens():
+  batch = dict(segments=np.arange(1, 9)[None], positions=np.zeros((1, 8), int))
+  for key in (None, jax.random.key(0)):
+    prefix, weights = OBJECTIVE.prefix_and_weights(batch, key)
+    assert prefix.tolist() == [[0] * 8] and weights.tolist() == [[1] * 8]
 
 
 def test_the_prefix_of_a_batch_depends_on_its_key():

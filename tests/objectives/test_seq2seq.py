@@ -4,6 +4,7 @@ it.
 
 import dataclasses
 
+import flax.linen as nn
 import jax
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from tfm.config.validate import validate_run
 from tfm.data import packing, pipeline
 from tfm.data.packing.protocol import Packing
 from tfm.data.tokens import Pairs, Tokens
+from tfm.objectives.seq2seq import Seq2Seq
 
 
 LENGTH = 16
@@ -76,6 +78,38 @@ def test_loss(data, text, chunk, smoothing):
     tokens += float(sums['tokens'])
   np.testing.assert_allclose(totals, expected(data, smoothing), rtol=2e-5)
   assert tokens == data.targets
+
+
+class Contexts(nn.Module):
+  """Its features are the contexts of target and source, with noise of dropout in training."""
+
+  def encode(self, source, context):
+    return context
+
+  def features(self, tokens, context, caches, memory):
+    return (context, memory, self.make_rng('dropout') if context.train else None), None
+
+
+class ContextsAlone(Seq2Seq):
+  def compute_loss(self, model, params, features, targets, weights, reports):
+    return features, {}
+
+
+@pytest.mark.parametrize('key', [None, jax.random.key(0)])
+def test_both_sides_are_trained_with_dropout_and_know_their_layout(data, key):
+  objective = ContextsAlone(chunk=0, layout='packed', recurrence=0)
+  (*sides, noise), _ = objective(Contexts(), {}, batches(data, 'first_fit')[0], key)
+  assert [(side.train, side.layout) for side in sides] == [(key is not None, 'packed')] * 2
+  assert (noise is None) == (key is None)
+
+
+def test_padding_has_the_shape_of_rows(data):
+  row = spec.build('first_fit', packing, Packing).evaluation_rows(data, LENGTH)[0]
+  padding = Experiment(pairs.config()).objective.padding_row(LENGTH)
+  assert {name: (x.shape, x.dtype) for name, x in padding.items()} == {
+    name: (x.shape, x.dtype) for name, x in row.items()
+  }
+  assert not any(x.any() for x in padding.values())
 
 
 def test_incompatible_fields_are_rejected():

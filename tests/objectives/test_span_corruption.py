@@ -78,6 +78,7 @@ def test_padding_has_the_types_of_rows():
   objective = SpanCorruption(**PLAIN)
   row = objective.rows(Concat(), random_tokens(), 24, 1, TokenizerWithBos)[0]
   padding = objective.padding_row(24)
+  assert {x.dtype for x in padding.values()} == {np.dtype(np.int32)}
   assert {name: x.dtype for name, x in padding.items()} == {name: x.dtype for name, x in row.items()}
 
 

@@ -47,6 +47,9 @@ def test_pairings_and_rotated_fractions(fraction, interleaved):
 SHORT, LONG = (1.0, 1.5, 2.0, 3.0), (1.0, 2.0, 9.0, 20.5)
 SCALINGS = [
   ('linear(4)', rope.linear, dict(factor=4)),
+  ('proportional(0.75)', rope.proportional, dict(share=0.75)),
+  ('proportional(0.3, factor=4)', rope.proportional, dict(share=0.3, factor=4)),
+  ('proportional(0)', rope.proportional, dict(share=0)),
   ('dynamic(factor=2, original=100)', rope.dynamic, dict(factor=2, original=100, length=300)),
   ('dynamic(factor=1, original=100, length=250)', rope.dynamic, dict(factor=1, original=100, length=250)),
   ('dynamic(factor=2, original=500)', rope.dynamic, dict(factor=2, original=500, length=500)),
@@ -197,6 +200,8 @@ def test_angles_stay_exact_in_bfloat16():
     ('rope(scaling="yarn(4, 64, beta_fast=1)")', ['beta_fast=1 must be above beta_slow=1.0']),
     ('rope(theta=1, scaling="yarn(4, 64)")', ['theta=1 must be above 1']),
     ('rope(scaling="linear(0.25)")', ['factor=0.25 must be at least 1']),
+    ('rope(scaling="proportional(1.5)")', ['share=1.5 must lie between 0 and 1']),
+    ('rope(scaling="proportional(0.5, factor=0.5)")', ['factor=0.5 must be at least 1']),
     ('rope(scaling="dynamic(2, 64, length=0)")', ['length=0 must be at least 1']),
     ('rope(fraction=0.25, scaling="dynamic(2, 64)")', ['only 2 channels are rotated', 'rotate 4 or more']),
     ('rope(scaling="llama3(low_freq_factor=4)")', ['high_freq_factor=4.0 must be above low_freq_factor=4']),

@@ -44,13 +44,30 @@ def quick_gelu(x):
   return x / (1 + np.exp(-1.702 * x))
 
 
-PLAIN = {'relu': relu, 'gelu': gelu, 'gelu_tanh': gelu_tanh, 'quick_gelu': quick_gelu, 'silu': swish}
+def relu_squared(x):
+  """relu(x)² (So et al. 2021, §4.1)."""
+  return np.where(x > 0, x * x, 0)
+
+
+def dyt(x, alpha, scale, bias=0.0):
+  """Zhu et al. 2025, eq. 1."""
+  return scale * np.tanh(alpha * x) + bias
+
+
+PLAIN = {
+  'relu': relu,
+  'relu_squared': relu_squared,
+  'gelu': gelu,
+  'gelu_tanh': gelu_tanh,
+  'quick_gelu': quick_gelu,
+  'silu': swish,
+}
 GATED = {'reglu': relu, 'geglu': gelu, 'geglu_tanh': gelu_tanh, 'swiglu': swish}  # Shazeer 2020, eq. 6
 
 
-def feed_forward(name, x, up, down, gate=None):
+def feed_forward(name, x, up, down, gate=None, convolve=lambda name, y: y):
   """act(x W + b) V + c, or (act(x W + b) ⊙ (x U + d)) V + c; each projection is (kernel, bias)."""
-  hidden = (PLAIN | GATED)[name](x @ up[0] + up[1])
+  hidden = (PLAIN | GATED)[name](convolve('up', x @ up[0] + up[1]))
   if name in GATED:
-    hidden = hidden * (x @ gate[0] + gate[1])
+    hidden = hidden * convolve('gate', x @ gate[0] + gate[1])
   return hidden @ down[0] + down[1]

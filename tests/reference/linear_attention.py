@@ -17,6 +17,20 @@ def softmax(x):
   return e / e.sum(-1, keepdims=True)
 
 
+def cosformer(x, positions, length):
+  """Qin et al. 2022: ReLU features, weighed by the cosine and the sine of the position; x [B T H C]."""
+  angle = np.pi / 2 * np.minimum(positions, length)[..., None, None] / length
+  return np.concatenate([relu(x) * np.cos(angle), relu(x) * np.sin(angle)], -1)
+
+
+def favor(x, rows):
+  """Choromanski et al. 2021, lemma 1, of x / C^(1/4): the positive features of the random rows [F C]."""
+  out, x = np.empty((*x.shape[:-1], len(rows))), x / x.shape[-1] ** 0.25
+  for i, row in enumerate(rows):
+    out[..., i] = np.exp((x * row).sum(-1) - (x**2).sum(-1) / 2) / np.sqrt(len(rows))
+  return out
+
+
 def attend(q, k, v, rotated, segments, causal=True):
   """Su et al. (2021), eq. 19: the denominator is of φ(q), φ(k), the numerator of both `rotated`.
 

@@ -44,6 +44,13 @@ def linear(theta, channels, factor):
   return np.array([wave / factor for wave in frequencies(theta, channels)]), 1.0
 
 
+def proportional(theta, channels, share, factor=1.0):
+  """A share of the pairs, the first ones, turns (Barbero et al. 2024)."""
+  turning = int(share * channels / 2)
+  waves = [wave / factor if i < turning else 0 for i, wave in enumerate(frequencies(theta, channels))]
+  return np.array(waves), 1.0
+
+
 def dynamic(theta, channels, factor, original, length):
   """A larger base, so that the slowest wave slows down with the length (Peng et al. 2023, §3.3)."""
   longer = factor * max(length, original) / original - (factor - 1)
@@ -85,3 +92,12 @@ def longrope(theta, channels, short, long, original, length):
   factors = long if length > original else short
   waves = np.array([wave / by for wave, by in zip(frequencies(theta, channels), factors, strict=True)])
   return waves, math.sqrt(1 + math.log(max(length / original, 1)) / math.log(original))
+
+
+def xpos(x, positions, sign, theta, scale_base, center):
+  """Neighbours turn, times ζ^(sign (m - center) / scale_base) (Sun et al. 2022); sign -1 for keys."""
+  out = rotate(x, positions, waves=frequencies(theta, x.shape[-1]), interleaved=True)
+  for b, t, c in np.ndindex(*x.shape[:2], x.shape[-1]):
+    zeta = (2 * (c // 2) / x.shape[-1] + 0.4) / 1.4
+    out[b, t, :, c] *= zeta ** (sign * (positions[b, t] - center) / scale_base)
+  return out

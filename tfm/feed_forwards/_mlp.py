@@ -25,7 +25,7 @@ class MLP(FeedForward):
     del valid  # each token is computed independently, padding included
 
     def project(name):
-      return Linear(
+      y = Linear(
         (self.width, self.hidden),
         ('embed', 'mlp'),
         self.initializer,
@@ -33,6 +33,7 @@ class MLP(FeedForward):
         dtype=self.dtype,
         name=name,
       )(x)
+      return self.transform(name, y)
 
     y = shard(self.activate(project), 'batch', 'length', 'mlp')
     return Linear(
@@ -43,6 +44,11 @@ class MLP(FeedForward):
       dtype=self.dtype,
       name='down',
     )(y)
+
+  @property
+  def transformed_shapes(self):
+    names = ('up', 'gate') if self.is_gated else ('up',)
+    return {name: ((self.hidden,), ('mlp',)) for name in names}
 
   @classmethod
   def activate(cls, project: Callable[[str], Array]) -> Array:

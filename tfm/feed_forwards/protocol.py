@@ -1,5 +1,7 @@
 """The feed-forward slot: what a block applies to each token besides its mixer."""
 
+import dataclasses
+from collections.abc import Callable
 from typing import ClassVar
 
 import flax.linen as nn
@@ -7,6 +9,7 @@ import jax.numpy as jnp
 
 import tfm.feed_forwards
 from tfm import spec
+from tfm.layers.canon import pass_through
 from tfm.layers.initializer import Factory, normal
 from tfm.shapes import Array, Bool, Float
 
@@ -19,6 +22,8 @@ class FeedForward(nn.Module):
     hidden: F, the width of the hidden layer.
     bias, initializer, dtype: of the projections.
     output_initializer: of the projections into the residual stream.
+    transform: (name, projected x) → what the block makes of it, for the names of `transformed_shapes`: by a
+      Canon layer, or a value residual.
     examples: specs that the conformance suite tries; a file whose bare name is a spec needs none.
     is_gated: whether a gate multiplies the hidden layer.
     is_branch: whether there is a layer at all; without one the block has no norm and no parameters for it.
@@ -34,6 +39,7 @@ class FeedForward(nn.Module):
   initializer: Factory
   output_initializer: Factory
   dtype: jnp.dtype
+  transform: Callable[[str, Array], Array] = dataclasses.field(default=pass_through, kw_only=True)
 
   def validate(self) -> None:
     """Raises ValueError for an invalid setting, before anything is compiled."""
@@ -44,6 +50,11 @@ class FeedForward(nn.Module):
     A gate is a third projection, so that both have the same number of parameters (Shazeer 2020, §3.1).
     """
     return -(-8 * self.width // (3 * 64)) * 64 if self.is_gated else 4 * self.width
+
+  @property
+  def transformed_shapes(self) -> dict[str, tuple[tuple[int, ...], tuple[str, ...]]]:
+    """(shape of a token, its logical axes) of each projection that `transform` applies to, by name."""
+    return {}
 
   def __call__(self, x: Float[Array, 'B T D'], valid: Bool[Array, 'B T']) -> Float[Array, 'B T D']:
     """y [B T D] of x; `valid` is False for padding.
@@ -69,5 +80,6 @@ def default_hidden(text: str, width: int) -> int:
     initializer=normal(),
     output_initializer=normal(),
     dtype=jnp.float32,
+    transform=pass_through,
   )
   return factory().default_hidden()

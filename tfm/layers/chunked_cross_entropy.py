@@ -185,14 +185,15 @@ def _forward(loss_fn, sharding, chunk, head, *rows):
     to_head = jax.tree.map(sharding.reduce_gradient, to_head, sharding.specs, sharding.gradient_axes)
     return *sharding.sum_over_devices(*total), to_head, psum_over(to_features, sharding.vocab)
 
+  others = (None,) * (len(rows) - 1)  # they have no gradient
   if not sharding.is_sharded:
     total, *gradients = run_local(head, *rows)
-    return total, gradients
+    return total, (gradients, others)
   of_features = PartitionSpec(sharding.batch or None, sharding.length or None)
   total, numbers, of_rows, *gradients = sharding.run(
     part, head, rows, (*sharding.total_specs, sharding.gradient_specs, of_features)
   )
-  return (total, numbers | of_rows), gradients
+  return (total, numbers | of_rows), (gradients, others)
 
 
 def _gradient(loss_fn, head, rows):
@@ -207,9 +208,10 @@ def _gradient(loss_fn, head, rows):
   return jax.lax.scan(add, zeros, rows)
 
 
-def _backward(loss_fn, sharding, chunk, gradients, cotangents):
+def _backward(loss_fn, sharding, chunk, residuals, cotangents):
+  gradients, others = residuals
   to_head, to_features = jax.tree.map(lambda x: x * cotangents[0].astype(x.dtype), gradients)
-  return to_head, to_features, None, None
+  return to_head, to_features, *others
 
 
 chunked_loss.defvjp(_forward, _backward)

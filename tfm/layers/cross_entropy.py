@@ -87,13 +87,20 @@ def sum_cross_entropy(
   )
 
 
+def log_normalizer(
+  logits: Float[Array, 'B T V'], columns: VocabShard = WHOLE_VOCABULARY
+) -> Float[Array, 'B T']:
+  """log Z of every token, the logarithm of the sum of the exponentials of its logits."""
+  logits = jnp.where(columns.is_token(logits), logits, -jnp.inf)
+  most = jax.lax.stop_gradient(columns.max(logits))
+  return most + jnp.log(columns.sum(jnp.exp(logits - most[..., None])))
+
+
 def token_cross_entropy(
   logits: Float[Array, 'B T V'], targets: Int[Array, 'B T'], columns: VocabShard = WHOLE_VOCABULARY
 ) -> tuple[Float[Array, 'B T'], Float[Array, 'B T']]:
   """-log p(target) of every token in nats, and the logarithm of its normaliser, log Z."""
-  logits = jnp.where(columns.is_token(logits), logits, -jnp.inf)
-  most = jax.lax.stop_gradient(columns.max(logits))
-  log_z = most + jnp.log(columns.sum(jnp.exp(logits - most[..., None])))
+  logits, log_z = jnp.where(columns.is_token(logits), logits, -jnp.inf), log_normalizer(logits, columns)
   # A masked sum rather than a gather, which could not be sharded over V.
   hit = columns.tokens(logits) == targets[..., None]
   return log_z - columns.sum(jnp.where(hit, logits, 0)), log_z

@@ -99,6 +99,8 @@ def _scaled(name, scale, mode, distribution) -> Factory:
 
 def scale_initializer(factory: Factory, by: float) -> Factory:
   """The same distribution times `by`."""
+  if by == 1:
+    return factory
 
   def make(inputs, outputs):
     initializer = factory(inputs, outputs)
@@ -114,6 +116,11 @@ def uniform(low: float, high: float) -> Initializer:
     f'uniform({low:.4g}, {high:.4g})',
     lambda key, shape, dtype: jax.random.uniform(key, shape, dtype, low, high),
   )
+
+
+def constant(value: float) -> Initializer:
+  """The same value everywhere."""
+  return Initializer(f'constant({value:.4g})', nn.initializers.constant(value))
 
 
 zeros = Initializer('zeros', nn.initializers.zeros)

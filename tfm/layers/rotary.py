@@ -41,7 +41,10 @@ def angles(
 
 
 def rotate_pairs(
-  x: Float[Array, 'B T H C'], angles: Float[Array, 'B T N'], interleaved: bool = False, factor: float = 1.0
+  x: Float[Array, 'B T H C'],
+  angles: Float[Array, 'B T N'],
+  interleaved: bool = False,
+  factor: float | Float[Array, 'B T N'] = 1.0,
 ) -> Float[Array, 'B T H C']:
   """Rotates the pairs of the first 2N channels of each head by N angles, and multiplies them by `factor`.
 
@@ -49,7 +52,7 @@ def rotate_pairs(
   """
   N = angles.shape[-1]
   channels = 2 * N
-  cos, sin = (factor * f(angles)[:, :, None, :] for f in (jnp.cos, jnp.sin))
+  cos, sin = ((factor * f(angles))[:, :, None, :] for f in (jnp.cos, jnp.sin))
   shape, axis = ((N, 2), -1) if interleaved else ((2, N), -2)
   pairs = x[..., :channels].astype(jnp.float32).reshape(*x.shape[:-1], *shape)
   first, second = jnp.unstack(pairs, axis=axis)
@@ -75,6 +78,21 @@ def linear(theta: float, channels: int, factor: float) -> Waves:
   """
   _at_least(1, factor=factor)
   return frequencies(theta, channels) / factor, 1.0
+
+
+def proportional(theta: float, channels: int, share: float, factor: float = 1.0) -> Waves:
+  """p-RoPE: the fastest pairs rotate, at their usual frequencies, and the others not at all (Barbero et al.
+  2024, Round and Round We Go!).
+
+  Args:
+    share: of the pairs that rotates, rounded down to whole pairs; 0 is no position, 1 is all of them.
+    factor: how many times longer than in training the texts are, as in `linear`.
+  """
+  _at_least(1, factor=factor)
+  if not 0 <= share <= 1:
+    raise ValueError(f'share={share} must lie between 0 and 1')
+  pairs = channels // 2
+  return frequencies(theta, channels) * (np.arange(pairs) < int(share * pairs)) / factor, 1.0
 
 
 def dynamic(  # more than six parameters: three come from the model, four from the spec
@@ -232,6 +250,7 @@ def longrope(  # more than six parameters: three come from the model, the others
 SCALINGS = {
   'none': unscaled,
   'linear': linear,
+  'proportional': proportional,
   'dynamic': dynamic,
   'yarn': yarn,
   'llama3': llama3,

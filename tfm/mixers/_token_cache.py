@@ -23,6 +23,7 @@ class TokenCache:
     arrays: `[B K S C]` by name, each with its own heads and channels.
     positions, segments, prefix: of each slot; see `tfm.mixers.protocol.Context`.
     index: of the next slot to fill.
+    layout: what is guaranteed of the positions, as `Context.layout`, if the queries are those of all slots.
   """
 
   arrays: Mapping[str, Array]
@@ -30,6 +31,7 @@ class TokenCache:
   segments: Int[Array, 'B S']
   prefix: Int[Array, 'B S']
   index: Int[Array, '']
+  layout: str = struct.field(pytree_node=False, default='arbitrary')
 
   @classmethod
   def empty(cls, batch: int, length: int, **shapes: tuple[int, int, jnp.dtype]) -> 'TokenCache':

@@ -8,7 +8,9 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from tfm import spec
 from tfm.mixers._chunks import Runs, join_chunks, reverse_time, split_chunks
+from tfm.mixers._feature_maps import FEATURE_MAPS, FeatureMap
 from tfm.mixers._head_projections import project_from_heads, project_to_heads
 from tfm.mixers._state_space import find_document_starts
 from tfm.mixers.protocol import Mixer
@@ -22,8 +24,8 @@ from tfm.spec import Size
 class Cache:
   """Σ φ(k) vᵀ and Σ φ(k) over the last document of each row, and which one that is (0: none yet)."""
 
-  state: Float[Array, 'B K C C2']
-  normalizer: Float[Array, 'B K C 1']
+  state: Float[Array, 'B K F C2']
+  normalizer: Float[Array, 'B K F 1']
   segment: Int[Array, 'B']
 
 
@@ -41,7 +43,8 @@ class LinearAttention(Mixer):
 
   Attributes:
     position: factory of this layer's own instance; mask: shared, stateless.
-    feature_map: φ, one of `FEATURE_MAPS`.
+    feature_map: φ: 'elu', 'relu', 'softmax', 'cosformer(length)' or 'favor(features, seed)', of
+      `tfm/mixers/_feature_maps.py`.
     chunk: tokens whose weights are computed at once; it affects the speed only.
 
   Raises (from `validate`):
@@ -54,19 +57,31 @@ class LinearAttention(Mixer):
   feature_map: str = 'elu'
   chunk: Size = 64
 
-  examples = ('linear(chunk=5)', 'linear(feature_map="softmax")')
+  examples = (
+    'linear(chunk=5)',
+    'linear(feature_map="softmax")',
+    'linear(feature_map="cosformer(length=12)")',
+    'linear(feature_map="favor(features=8)", chunk=5)',
+  )
   supported_masks = ('causal', 'full')
   position_hooks = frozenset({'rotate'})
 
   def validate(self):
-    if self.feature_map not in FEATURE_MAPS:
-      known = ', '.join(map(repr, FEATURE_MAPS))
-      raise ValueError(f'feature_map={self.feature_map!r} is unknown; known: {known}')
+    self.position(head_width=self.position_width, parent=None).validate()
     if self.dropout > 0:
       raise ValueError(
         f'dropout.attention={self.dropout} drops mixing weights, which linear attention does '
         'not compute for all pairs; use 0, or dropout.residual'
       )
+
+  @property
+  def features(self) -> FeatureMap:
+    """φ."""
+    return spec.build_from_table(self.feature_map, FEATURE_MAPS)
+
+  @property
+  def position_width(self):
+    return self.features.width(self.head_width)
 
   @property
   def causal(self) -> bool:
@@ -93,7 +108,7 @@ class LinearAttention(Mixer):
 
     def zeros(channels):
       return shard(
-        jnp.zeros((batch, self.kv_heads, self.head_width, channels), jnp.float32),
+        jnp.zeros((batch, self.kv_heads, self.position_width, channels), jnp.float32),
         'batch',
         'kv_heads',
         'state',
@@ -110,11 +125,16 @@ class LinearAttention(Mixer):
       self.require_causal()
     before = self.empty(len(x)) if cache is None else cache
     real = (context.segments != 0)[:, :, None, None]
-    q = self.apply_feature_map(project_to_heads(self, 'q', 'heads', x))
-    k = self.apply_feature_map(project_to_heads(self, 'k', 'kv_heads', x))
+    q, k = (
+      self.features(
+        project_to_heads(self, name, axis, x).astype(jnp.float32), context.positions, is_query=name == 'q'
+      ).astype(self.dtype)
+      for name, axis in (('q', 'heads'), ('k', 'kv_heads'))
+    )
     v = jnp.where(real, project_to_heads(self, 'v', 'kv_heads', x), 0)
     ones = jnp.broadcast_to(real, (*k.shape[:3], 1)).astype(v.dtype)
-    rotated = self.position(name='position').rotate(q, k, context.positions, context.positions)
+    position = self.position(head_width=self.position_width, name='position')
+    rotated = position.rotate(q, k, context.positions, context.positions)
     with jax.named_scope('sums'):
       first, segment = find_document_starts(context.segments, before.segment)
       last = (
@@ -134,10 +154,6 @@ class LinearAttention(Mixer):
     return scan_over_sequence_shards(
       lambda state, rows, _: sum_over_keys(state, rows, self.chunk), state, rows
     )
-
-  def apply_feature_map(self, x):
-    """φ(x), computed in float32."""
-    return FEATURE_MAPS[self.feature_map](x.astype(jnp.float32)).astype(self.dtype)
 
 
 class LinearRows(NamedTuple):
@@ -195,14 +211,3 @@ def read_before(q, k, v, runs, state):
   state, before = jax.lax.scan(step, state, (runs.through.swapaxes(0, 1), added))
   y = jnp.einsum('BNKGIC,NBKCE->BNKGIE', q, before, preferred_element_type=jnp.float32)
   return jnp.where(runs.entering[..., None], y, 0), state
-
-
-FEATURE_MAPS = {
-  # elu(x) + 1 (Katharopoulos et al. 2020, eq. 7), in a form without cancellation for x far below 0.
-  'elu': lambda x: jnp.where(x > 0, x + 1, jnp.exp(jnp.minimum(x, 0))),
-  # Kasai et al. 2021, T2R; their learned map is one with the projections to queries and keys.
-  'relu': jax.nn.relu,
-  # Over channels, as Shen et al. (2021, §3.2) do to queries; keys likewise, so that no sum over tokens is
-  # needed.
-  'softmax': jax.nn.softmax,
-}

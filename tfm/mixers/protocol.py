@@ -1,5 +1,6 @@
 """The mixer slot: token mixing."""
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
@@ -7,6 +8,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from flax import struct
 
+from tfm.layers.canon import pass_through
 from tfm.layers.initializer import Factory, as_factory
 from tfm.shapes import Array, Float, Int, PyTree
 
@@ -70,6 +72,8 @@ class Mixer(nn.Module):
     initializer, output_initializer: of the input projections, and of the output projection; each may be a
       Flax initializer.
     dtype: compute type.
+    transform: (name, projected x) → what the block makes of it, for the names of `transformed_shapes`: by a
+      Canon layer, or a value residual.
     examples: specs for the conformance suite; not needed if the file name alone is a valid spec.
     supported_masks: mask specs; None: any. A mixer with a field `mask` gets the mask object.
     position_hooks: the hooks of a position that it calls: 'rotate', 'bias' (the model calls 'embed').
@@ -104,6 +108,7 @@ class Mixer(nn.Module):
   initializer: Factory
   output_initializer: Factory
   dtype: jnp.dtype
+  transform: Callable[[str, Array], Array] = dataclasses.field(default=pass_through, kw_only=True)
 
   def __post_init__(self):
     self.initializer, self.output_initializer = map(as_factory, (self.initializer, self.output_initializer))
@@ -116,6 +121,11 @@ class Mixer(nn.Module):
   def position_width(self) -> int:
     """Channels of a head that its position scheme sees."""
     return self.head_width
+
+  @property
+  def transformed_shapes(self) -> dict[str, tuple[tuple[int, ...], tuple[str, ...]]]:
+    """(shape of a token, its logical axes) of each projection that `transform` applies to, by name."""
+    return {}
 
   @property
   def is_noncausal(self) -> bool:

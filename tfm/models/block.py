@@ -2,10 +2,12 @@
 without; or a mixer alone.
 """
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import flax.linen as nn
+import jax.numpy as jnp
 
 from tfm.layers.checkpoint_names import name_output
 from tfm.mixers.protocol import Context, Memory
@@ -26,6 +28,13 @@ class Block(nn.Module):
     residual: how the branches are added.
     dropout: rate on the output of each branch.
     cross: factory of a second mixer, which attends to a memory (Vaswani et al. 2017, §3.1); None: no memory.
+    canon: place → factory of a Canon layer: on the normalized input of a branch, such as 'mixer', or on a
+      projection in it, such as 'mixer_q'.
+    value_residual: factory of a `ValueResidual`; None: no value residual.
+    shares_keys: whether blocks of the stack attend to keys and values of others.
+    own_keys: whether this one has its own; if not, it attends to those of the last earlier one that has.
+
+  With a value residual or shared keys, x is a `Stream`.
   """
 
   mixer: Callable
@@ -35,6 +44,10 @@ class Block(nn.Module):
   residual: Residual
   dropout: float
   cross: Callable | None = None
+  canon: Mapping[str, Callable] = dataclasses.field(default_factory=dict)
+  value_residual: Callable | None = None
+  shares_keys: bool = False
+  own_keys: bool = True
 
   @nn.compact
   def __call__(
@@ -45,9 +58,41 @@ class Block(nn.Module):
     """
     cached = cache is not None
     new_cache = dict(cache) if cached else {}
+    stream = x if self.value_residual or self.shares_keys else None
+    x = x if stream is None else stream.x
+
+    def apply_canon(place, y):
+      if place not in self.canon:
+        return y
+      name, unbroken = f'{place}_canon', not cached and context.layout != 'arbitrary'
+      layer = self.canon[place](name=name, parent=self)
+      y, new_cache[name] = layer(y, context.segments, new_cache.get(name), unbroken)
+      return y
+
+    def inside(branch, x):
+      """What a branch of input x applies to its projections, if the block has anything for them."""
+
+      def transform(name, y):
+        nonlocal stream
+        y = apply_canon(f'{branch}_{name}', y)
+        if (branch, name) == ('mixer', 'v') and self.value_residual:
+          y, stream = self.value_residual(name='value_residual', parent=self)(y, x, stream)
+        return y
+
+      has_canon = any(place.startswith(f'{branch}_') for place in self.canon)
+      return {'transform': transform} if has_canon or (branch == 'mixer' and self.value_residual) else {}
 
     def mix(y):
-      y, new_cache['mixer'] = self.mixer(name='mixer')(y, None, context, new_cache.get('mixer'))
+      nonlocal stream
+      y = apply_canon('mixer', y)
+      mixer = self.mixer(name='mixer', **inside('mixer', y))
+      if not self.own_keys:
+        return name_output(mixer(y, stream.keys, context, None)[0], self, 'mixer')
+      # Attention to a memory returns its keys and values; that to oneself as a memory is self-attention.
+      itself = Memory(y, context) if self.shares_keys and not cached else None
+      y, new_cache['mixer'] = mixer(y, itself, context, new_cache.get('mixer'))
+      if self.shares_keys:
+        stream = stream.replace(keys=without_index(new_cache['mixer']))
       return name_output(y, self, 'mixer')
 
     def cross(y):
@@ -60,26 +105,35 @@ class Block(nn.Module):
       return name_output(y, self, 'cross')
 
     def feed(y):
-      y = self.feed_forward(name='feed_forward')(y, context.segments > 0)
-      return name_output(y, self, 'feed_forward')
+      y = apply_canon('feed_forward', y)
+      layer = self.feed_forward(name='feed_forward', **inside('feed_forward', y))
+      return name_output(layer(y, context.segments > 0), self, 'feed_forward')
 
     branches = {'mixer': mix, 'cross': self.cross and cross, 'feed_forward': self.feed_forward and feed}
     branches = {name: f for name, f in branches.items() if f}
     x = self.residual(self, branches, x, context)
-    return shard(x, 'batch', 'length', 'embed'), new_cache if cached else None
+    axes = (None,) * (x.ndim - 3)  # of several residual streams
+    x = shard(x, 'batch', 'length', *axes, 'embed')
+    return x if stream is None else stream.replace(x=x), new_cache if cached else None
 
   @nn.nowrap
   def init_cache(self, batch: int, length: int) -> Any:
-    """An empty cache for the mixer, and for the keys and values of a memory."""
-    empty = {'mixer': self.mixer().init_cache(batch, length)}
+    """An empty cache for the mixer, for Canon layers, and for the keys and values of a memory."""
+    empty = {'mixer': self.mixer().init_cache(batch, length) if self.own_keys else {}}
+    empty |= {f'{place}_canon': make().init_window(batch) for place, make in self.canon.items()}
     return empty | {'cross': None} if self.cross else empty
 
   def branch(self, name, f, x, context):
     """The output of a branch, which is added to the residual stream."""
-    y = f(x if self.placement == 'post' else self.norm(name=f'{name}_norm')(x))
-    if self.placement == 'sandwich':
+    y = f(self.norm(name=f'{name}_norm')(x) if self.placement in ('pre', 'sandwich') else x)
+    if self.placement in ('sandwich', 'res_post'):
       y = self.norm(name=f'{name}_norm_after')(y)
     return self.apply_dropout(y, context)
 
   def apply_dropout(self, y, context):
     return nn.Dropout(self.dropout, deterministic=not context.train)(y)
+
+
+def without_index(keys: Any) -> Any:
+  """A `TokenCache` that nothing is appended to, so that all its arrays have rows."""
+  return keys.replace(index=jnp.zeros(len(keys.positions), jnp.int32))

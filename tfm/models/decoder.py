@@ -1,5 +1,6 @@
 """The decoder-only model: GPT, LLaMA and their kind."""
 
+from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
@@ -11,13 +12,25 @@ from tfm.shapes import Array, Float, Int, PyTree
 
 
 class Decoder(LanguageModel):
-  """tokens → logits of the token after each, with caches for decoding (Radford et al. 2019, §2.3)."""
+  """tokens → logits of the token after each, with caches for decoding (Radford et al. 2019, §2.3).
+
+  Attributes:
+    further: factories of `FuturePrediction`, which predict further tokens in training; (): none.
+  """
+
+  further: tuple[Callable, ...]
+
+  def setup(self):
+    super().setup()
+    self.predictions = [make(name=f'further_{i}') for i, make in enumerate(self.further)]
 
   def __call__(
     self, tokens: Int[Array, 'B T'], context: Context, caches: PyTree = None
   ) -> tuple[Float[Array, 'B T V'], PyTree]:
     """Logits of the token after each, and the caches with `tokens` in them (None without)."""
     x, caches = self.features(tokens, context, caches)
+    if self.is_initializing():
+      self.further_features(x, tokens, context)
     return self.logits(x), caches
 
   def features(
@@ -28,6 +41,19 @@ class Decoder(LanguageModel):
     `memory` is the output of an encoder; see `EncoderDecoder`.
     """
     return self.run(self.embedding(tokens), memory, context, caches)
+
+  def further_features(
+    self, x: Float[Array, 'B T D'], tokens: Int[Array, 'B T'], context: Context
+  ) -> list[Float[Array, 'B T D']]:
+    """The hidden states that the token after the next one is predicted from, the one after that, …
+
+    `x` are the `features` of the tokens. At the end of a row its first tokens stand for those that follow.
+    """
+    features, context = [], self.with_position_tables(context)
+    for i, predict in enumerate(self.predictions, 1):
+      x, y = predict(x, self.embedding(jnp.roll(tokens, -i, 1)), context)
+      features.append(y)
+    return features
 
   @nn.nowrap
   def init_caches(self, batch: int, length: int) -> PyTree:

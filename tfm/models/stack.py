@@ -9,11 +9,14 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from tfm.layers.checkpoint_names import BLOCK
+from tfm.layers.quantization import Quantization, active_quantization
 from tfm.mixers.protocol import ATTENTION, Context, Memory
+from tfm.models.block import without_index
 from tfm.models.remat import Policy
+from tfm.models.stream import Stream
 from tfm.parallel import pipeline_parallelism
 from tfm.parallel.pipeline_parallelism import BLOCK_INPUT
-from tfm.parallel.sharding import mesh_axes_of, shard_count
+from tfm.parallel.sharding import mesh_axes_of, shard, shard_count
 from tfm.shapes import Array, Float, Int, PyTree
 
 
@@ -28,8 +31,8 @@ class Group(nn.Module):
   pattern: tuple[Callable, ...]
 
   @nn.compact
-  def __call__(self, x: Float[Array, 'B T D'], memory: Memory | None, context: Context, caches: Any):
-    after, x = {}, checkpoint_name(x, BLOCK_INPUT)
+  def __call__(self, x: PyTree, memory: Memory | None, context: Context, caches: Any):
+    after, x = {}, jax.tree.map(lambda x: checkpoint_name(x, BLOCK_INPUT), x)
     for i, block in enumerate(self.pattern):
       name = f'{BLOCK}{i}'
       x, after[name] = block(name=name)(x, memory, context, None if caches is None else caches[name])
@@ -48,6 +51,10 @@ class Stack(nn.Module):
     scan: see above.
     remat: the checkpoint policy (`tfm.models.remat`); None: the backward pass computes nothing again.
     microbatches, repeats: of a pipeline, if the mesh has stages; see `pipeline.plan_schedule`.
+    streams: how many copies of x the blocks pass on, to be summed after the last one.
+    values: heads and channels of the values, if the blocks have value residuals; None: they have none.
+    shares_keys: whether some blocks attend to keys and values of others.
+    quantization: of the projections; None: none.
   """
 
   pattern: tuple[Callable, ...]
@@ -56,6 +63,10 @@ class Stack(nn.Module):
   remat: Policy | None
   microbatches: int = 0
   repeats: int = 1
+  streams: int = 1
+  values: tuple[int, int] | None = None
+  shares_keys: bool = False
+  quantization: Quantization | None = None
 
   @nn.compact
   def __call__(
@@ -66,6 +77,21 @@ class Stack(nn.Module):
     If the mesh has stages, training and evaluation run as a pipeline; with caches, or if attention weights
     are sown, every device runs all layers.
     """
+    if self.streams > 1:
+      B, T, D = x.shape
+      x = jnp.broadcast_to(x[:, :, None], (B, T, self.streams, D))
+      x = shard(x, 'batch', 'length', None, 'embed')
+    with active_quantization(self.quantization):
+      if self.values or self.shares_keys:
+        keys = self.start_keys(context, caches) if self.shares_keys else None
+        x, caches = self.run_blocks(Stream.start(x, self.values, keys), memory, context, caches)
+        x = x.x
+      else:
+        x, caches = self.run_blocks(x, memory, context, caches)
+    return x.sum(2) if self.streams > 1 else x, caches
+
+  def run_blocks(self, x: PyTree, memory: Memory | None, context: Context, caches: Any) -> tuple[PyTree, Any]:
+    """`__call__` on what the blocks pass on: one or several residual streams, with values or without."""
     if (
       pipeline_parallelism.stage_count() > 1
       and caches is None
@@ -89,9 +115,17 @@ class Stack(nn.Module):
     return x, None if caches is None else after
 
   @nn.nowrap
-  def run_pipelined(
-    self, x: Float[Array, 'B T D'], memory: Memory | None, context: Context
-  ) -> Float[Array, 'B T D']:
+  def start_keys(self, context: Context, caches: Any) -> Any:
+    """What the first block replaces by its keys and values: an empty cache of as many tokens."""
+    name, blocks, _ = self.parts()[0]
+    (B, T), layout = context.positions.shape, context.layout
+    if caches is not None:
+      T, layout = caches[name][f'{BLOCK}0']['mixer'].positions.shape[-1], 'arbitrary'
+    keys = blocks[0](parent=None).mixer(parent=None).init_cache(B, T)
+    return without_index(keys.replace(layout=layout))
+
+  @nn.nowrap
+  def run_pipelined(self, x: PyTree, memory: Memory | None, context: Context) -> PyTree:
     """The output of the pipeline over the stages of the current mesh. Layers report means over the tokens of
     all microbatches.
 
@@ -106,7 +140,7 @@ class Stack(nn.Module):
         f'{stages} stages × {self.repeats} rounds'
       )
     plan = pipeline_parallelism.plan_schedule(
-      stages, self.repeats, self.microbatches, x.shape[0], shard_count(mesh_axes_of('batch'))
+      stages, self.repeats, self.microbatches, len(context.segments), shard_count(mesh_axes_of('batch'))
     )
     group = remat(Group, self.remat, scan=True)(self.pattern, parent=None)
     key = self.make_rng('dropout') if self.has_rng('dropout') else None
@@ -156,18 +190,38 @@ class Stack(nn.Module):
     one, two = (jax.eval_shape(lambda n=n: self.init_caches(n, 1)) for n in (1, 2))
 
     def take(x, a, b):
-      axes = [i for i, (m, n) in enumerate(zip(a.shape, b.shape)) if m != n]  # an index of all rows has none
+      axes = unequal_axes(a, b)  # an index of all rows has none
       # All indices are valid; the default mode would check them in another pass over the cache.
       return jnp.take(x, rows, axis=axes[0], mode='clip') if axes else x
 
-    return {
-      part: {
-        name: cache
-        | {'mixer': jax.tree.map(take, cache['mixer'], one[part][name]['mixer'], two[part][name]['mixer'])}
-        for name, cache in blocks.items()
-      }
-      for part, blocks in caches.items()
-    }
+    return map_own_caches(take, caches, one, two)
+
+  @nn.nowrap
+  def insert_caches(self, caches: PyTree, new: PyTree, row: Int[Array, '']) -> PyTree:
+    """Caches whose row `row` is row 0 of `new`, caches of as many tokens. What rows share, the next slot to
+    fill, is unchanged: `shift_caches` first makes that of `new` the same.
+    """
+    one, two = (jax.eval_shape(lambda n=n: self.init_caches(n, 1)) for n in (1, 2))
+
+    def insert(x, y, a, b):
+      if not (rows := unequal_axes(a, b)):
+        return x
+      first = jax.lax.slice_in_dim(y, 0, 1, axis=rows[0])
+      return jax.lax.dynamic_update_slice_in_dim(x, first, row, rows[0])
+
+    return map_own_caches(insert, caches, new, one, two)
+
+  @nn.nowrap
+  def shift_caches(self, caches: PyTree, shift: Int[Array, '']) -> PyTree:
+    """Caches with every token, and the next slot to fill, `shift` slots further on (back, if it is negative).
+    Slots that leave at one end enter at the other: they must be empty.
+    """
+    one, two, longer = (jax.eval_shape(lambda s=s: self.init_caches(*s)) for s in ((1, 1), (2, 1), (1, 2)))
+
+    def move(x, a, b, c):
+      return jnp.roll(x, shift, unequal_axes(a, c)) if unequal_axes(a, b) else x + shift
+
+    return map_own_caches(move, caches, one, two, longer)
 
   @nn.nowrap
   def by_layer(self, tree: PyTree) -> list[PyTree]:
@@ -190,13 +244,7 @@ class Stack(nn.Module):
     def widen(x, to):
       return x if x.shape == to.shape else jnp.pad(x, [(0, n - m) for m, n in zip(x.shape, to.shape)])
 
-    return {
-      part: {
-        name: cache | {'mixer': jax.tree.map(widen, cache['mixer'], target[part][name]['mixer'])}
-        for name, cache in blocks.items()
-      }
-      for part, blocks in caches.items()
-    }
+    return map_own_caches(widen, caches, target)
 
   @nn.nowrap
   def parts(self) -> list[tuple[str, tuple[Callable, ...], int]]:
@@ -209,6 +257,26 @@ class Stack(nn.Module):
     )
     parts = [part for part in parts if turns]
     return parts + ([('rest', self.pattern[:rest], 0)] if rest else [])
+
+
+def unequal_axes(a: Any, b: Any) -> list[int]:
+  """The axes along which the shapes of two arrays differ."""
+  return [i for i, (m, n) in enumerate(zip(a.shape, b.shape)) if m != n]
+
+
+def map_own_caches(f: Callable, caches: PyTree, *others: PyTree) -> PyTree:
+  """`jax.tree.map` over all caches but the keys and values of a memory, which are those of `caches`."""
+
+  def of_block(cache, *others):
+    return {
+      name: value if name == 'cross' else jax.tree.map(f, value, *(other[name] for other in others))
+      for name, value in cache.items()
+    }
+
+  return {
+    part: {name: of_block(cache, *(other[part][name] for other in others)) for name, cache in blocks.items()}
+    for part, blocks in caches.items()
+  }
 
 
 def without_shared(memory: Memory | None, context: Context) -> tuple[PyTree, PyTree]:

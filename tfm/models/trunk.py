@@ -50,11 +50,14 @@ class Trunk(nn.Module):
     """The last hidden states of embedded tokens, and the caches with them in (None without)."""
     for position in self.embedders:
       x = position.embed(x, context.positions)
-    context = context.replace(
-      position_tables={position.table_key: position.compute_table() for position in self.embedders}
-    )
+    context = self.with_position_tables(context)
     if self.embedding_norm:
       x = self.norm_in(x)
     x = self.drop(x, deterministic=not context.train)
     x, caches = self.blocks(shard(x, 'batch', 'length', 'embed'), memory, context, caches)
     return self.norm_out(x) if self.final_norm else x, caches
+
+  def with_position_tables(self, context: Context) -> Context:
+    """The context with what positions compute once for all layers."""
+    tables = {position.table_key: position.compute_table() for position in self.embedders}
+    return context.replace(position_tables=tables)

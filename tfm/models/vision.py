@@ -58,7 +58,7 @@ class Vision(Trunk):
     """The last hidden states."""
     x = shard(self.patches(extract_patches(images, self.patch)), 'batch', 'length', 'embed')
     if self.class_tokens:
-      which = jnp.broadcast_to(jnp.arange(self.class_tokens), (len(images), self.class_tokens))
+      which = jnp.broadcast_to(jnp.arange(self.class_tokens), (images.shape[0], self.class_tokens))
       x = jnp.concatenate([self.first(which), x], 1)
     return self.run(x, None, context, None)[0]
 

@@ -46,9 +46,8 @@ class Answers(CausalLM):
     rest = {name: value for name, value in total.items() if name not in ('exact', 'texts')}
     return Objective.summarize(self, rest, size) | dict(exact=total['exact'] / texts)
 
-  def __call__(self, model, params, batch, key):
-    total, sums = super().__call__(model, params, batch, key)
-    hits, counts = sums.pop('hits'), self.prefix_and_weights(batch, key)[1].sum(1)
+  def finish(self, predicted, total, sums, batch, key):
+    hits, counts = sums.pop('hits'), batch['answers'].sum(1)
     exact, texts = ((hits == counts) & (counts > 0)).sum(), (counts > 0).sum()
     if key is None:
       return total, sums | dict(exact=exact, texts=texts)

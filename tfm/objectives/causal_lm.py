@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from tfm.layers.chunked_cross_entropy import split_into_chunks
 from tfm.mixers.protocol import Context
-from tfm.objectives.protocol import Prediction
+from tfm.objectives.protocol import Predicted, Prediction
 from tfm.shapes import Array, Float, Int, PyTree
 
 
@@ -19,14 +19,13 @@ class CausalLM(Prediction):
 
   supports_recurrence = True
 
-  def __call__(self, model, params, batch, key):
+  def predict(self, model, params, batch, key, dropout):
     prefix, weights = self.prefix_and_weights(batch, key)
-    context = Context(
-      batch['positions'], batch['segments'], prefix, train=key is not None, layout=self.layout
-    )
-    compute = self.recurrent_features if self.recurrence and key is not None else self.row_features
-    features, reports = compute(model, params, batch['inputs'], context, key)
-    return self.compute_loss(model, params, features, batch['targets'], weights, reports)
+    train = dropout is not None
+    context = Context(batch['positions'], batch['segments'], prefix, train=train, layout=self.layout)
+    compute = self.recurrent_features if self.recurrence and train else self.row_features
+    features, reports = compute(model, params, batch['inputs'], context, dropout)
+    return Predicted(features, batch['targets'], weights, reports)
 
   def row_features(
     self, model: nn.Module, params: PyTree, tokens: Int[Array, 'B T'], context: Context, key: Array | None

@@ -14,6 +14,8 @@ from tfm.spec import MAX_SIZE, Rate, Size
 
 
 MAX_NAMES_SHOWN = 10  # in an error
+# The sum of an evaluation that holds the number of items by [true class, predicted class].
+CONFUSION_MATRIX = 'confusion_matrix'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,12 +85,12 @@ class Classification(Objective):
     """
     del size
     count = max(total['tokens'], 1)
-    table = total['table']  # true class × predicted class
-    counts = table.sum(0) + table.sum(1)
-    f1 = 2 * np.diag(table)[counts > 0] / counts[counts > 0]
+    matrix = total[CONFUSION_MATRIX]
+    counts = matrix.sum(0) + matrix.sum(1)
+    f1 = 2 * np.diag(matrix)[counts > 0] / counts[counts > 0]
     return dict(
       loss=total['loss'] / count,
-      accuracy=np.trace(table) / count,
+      accuracy=np.trace(matrix) / count,
       f1=f1.mean() if len(f1) else 0.0,
       tokens=total['tokens'],
     )
@@ -112,5 +114,5 @@ class Classification(Objective):
     sums = dict(loss=(loss * weights).sum(), accuracy=correct.sum(), tokens=weights.sum())
     if key is None:
       predictions = jax.nn.one_hot(predicted, self.classes) * weights[..., None]
-      sums['table'] = jnp.einsum('...i,...j->ij', one_hot, predictions)
+      sums[CONFUSION_MATRIX] = jnp.einsum('...i,...j->ij', one_hot, predictions)
     return add_reports((smoothed * weights).sum(), sums, reports)

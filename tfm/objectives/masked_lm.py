@@ -15,7 +15,7 @@ from tfm.data.packing.sentence_pairs import SentencePairs
 from tfm.data.special_tokens import special_token_id
 from tfm.mixers.protocol import Context
 from tfm.models.encoder import at
-from tfm.objectives.protocol import Objective, Prediction
+from tfm.objectives.protocol import Objective, Predicted, Prediction
 from tfm.spec import Fraction
 
 
@@ -107,8 +107,7 @@ class MaskedLM(Prediction):
     eligible = np.flatnonzero((row['segments'] > 0) & (inputs != tokenizer.eos_id))
     units = self.words(tokenizer, row, eligible) if self.whole_word else [[i] for i in eligible.tolist()]
     remaining, places = self.selected_count(len(eligible)), []
-    order = np.argsort(protocol.random_bits(seed, index, len(units), SELECTION), kind='stable')
-    for number in order.tolist():
+    for number in protocol.permutation(seed, index, len(units), SELECTION).tolist():
       if len(units[number]) <= remaining:
         places += units[number]
         remaining -= len(units[number])
@@ -148,22 +147,23 @@ class MaskedLM(Prediction):
   def summarize(self, total, size):
     return Objective.summarize(self, total, size)
 
-  def __call__(self, model, params, batch, key):
-    context = Context(batch['positions'], batch['segments'], train=key is not None, layout=self.layout)
+  def predict(self, model, params, batch, key, dropout):
+    context = Context(batch['positions'], batch['segments'], train=dropout is not None, layout=self.layout)
 
     def compute_features(model, tokens, types):
       x = model.features(tokens, context, types)
       return x, model.classify('next_sentence', x, context) if self.next_sentence else None
 
     (features, logits), reports = self.apply_model(
-      model, params, key, compute_features, batch['inputs'], batch.get('types')
+      model, params, dropout, compute_features, batch['inputs'], batch.get('types')
     )
     weights = batch['counted'].astype(jnp.float32)
-    total, sums = self.compute_loss(
-      model, params, at(features, batch['places']), batch['targets'], weights, reports
-    )
+    return Predicted(at(features, batch['places']), batch['targets'], weights, reports, logits)
+
+  def finish(self, predicted, total, sums, batch, key):
     if not self.next_sentence:
       return total, sums
+    logits = predicted.row_logits
     valid = (batch['segments'] > 0).any(1).astype(jnp.float32)
     rows = jnp.maximum(valid.sum(), 1)
     row_loss = -jnp.take_along_axis(jax.nn.log_softmax(logits), batch['next'][:, None], axis=1)[:, 0]

@@ -3,16 +3,18 @@
 import abc
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import struct
 
 from tfm.data.packing.protocol import Documents, Packing, Row, Rows, padding_row
 from tfm.data.tokenizers.protocol import Tokenizer
+from tfm.errors import require
 from tfm.layers import cross_entropy
 from tfm.layers.chunked_cross_entropy import LossSharding, chunk_count, chunked_loss
 from tfm.layers.cross_entropy import WHOLE_VOCABULARY, Sums, VocabShard
@@ -23,6 +25,14 @@ from tfm.spec import NonNegativeFloat, Rate
 
 # The collections of what layers report in training with `sow`: means over their tokens.
 REPORTS = ('losses', 'metrics')
+
+
+@struct.dataclass
+class Reference:
+  """A frozen model, with which an objective compares the one that is trained."""
+
+  model: nn.Module = struct.field(pytree_node=False)
+  params: PyTree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +49,7 @@ class Objective(abc.ABC):
     supported_layouts: the layouts that its packing may have.
     mask_fields: what it provides to the masks for each document, such as 'prefix'.
     supports_recurrence: whether a row may be read in segments.
+    evaluates_with_reference: whether an evaluation reads the reference, too.
   """
 
   document_kinds: ClassVar[tuple[tuple[str, ...], ...]] = (('text',),)
@@ -46,6 +57,7 @@ class Objective(abc.ABC):
   supported_layouts: ClassVar[tuple[str, ...]] = ('contiguous', 'packed')
   mask_fields: ClassVar[frozenset[str]] = frozenset()
   supports_recurrence: ClassVar[bool] = False
+  evaluates_with_reference: ClassVar[bool] = False
 
   chunk: int
   layout: str
@@ -69,11 +81,32 @@ class Objective(abc.ABC):
     return 0.0
 
   @property
+  def further_tokens(self) -> int:
+    """How many tokens beyond the next one a decoder predicts in training."""
+    return 0
+
+  @property
   def required_fields(self) -> frozenset[str]:
     """The row fields that it reads in addition to those that all rows have; the packing must have exactly
     these.
     """
     return frozenset()
+
+  @property
+  def reference_workdir(self) -> str:
+    """The directory of the run whose model is its reference; '': it has none.
+
+    An objective with one takes it as its argument `reference`.
+    """
+    return ''
+
+  def require_reference(self, reference: Reference | None) -> None:
+    """Raises ValueError if the reference is missing."""
+    require(
+      reference is not None,
+      f'config.objective compares with the model of {self.reference_workdir!r}, which only tfm train and tfm '
+      'evaluate load; use an objective without another model here',
+    )
 
   @property
   def suggested_packing(self) -> str:
@@ -136,6 +169,22 @@ class Objective(abc.ABC):
     )
 
 
+class Predicted(NamedTuple):
+  """What the loss of predicted tokens is computed from.
+
+  Attributes:
+    features: the last hidden states; targets, weights: of each.
+    reports: the collections of layer reports.
+    row_logits: of a head that classifies rows, or None.
+  """
+
+  features: Float[Array, 'B T D']
+  targets: Int[Array, 'B T']
+  weights: Float[Array, 'B T']
+  reports: PyTree
+  row_logits: Float[Array, 'B N'] | None = None
+
+
 @dataclasses.dataclass(frozen=True)
 class Prediction(Objective):
   """Cross-entropy of tokens, for language models of every architecture.
@@ -168,6 +217,28 @@ class Prediction(Objective):
     bits = total['loss'] / math.log(2)
     return super().summarize(total, size) | (dict(bits_per_byte=bits / size) if size else {})
 
+  def __call__(self, model, params, batch, key):
+    predicted = self.predict(model, params, batch, key, key)
+    features, targets, weights, reports, _ = predicted
+    total, sums = self.compute_loss(model, params, features, targets, weights, reports)
+    return self.finish(predicted, total, sums, batch, key)
+
+  @abc.abstractmethod
+  def predict(
+    self,
+    model: nn.Module,
+    params: PyTree,
+    batch: Mapping[str, Array],
+    key: Array | None,
+    dropout: Array | None,
+  ) -> Predicted:
+    """Applies a model to the batch.
+
+    Args:
+      key: the randomness of the batch in training; None in evaluation.
+      dropout: the randomness of dropout; None: no dropout.
+    """
+
   def compute_loss(
     self,
     model: nn.Module,
@@ -177,29 +248,21 @@ class Prediction(Objective):
     weights: Float[Array, 'B T'],
     reports: PyTree,
   ) -> tuple[Float[Array, ''], Sums]:
-    """Returns the loss of `targets` under the logits of `features`, and sums for the metrics.
+    """Returns the loss of `targets` under the logits of `features`, and sums for the metrics."""
+    models = [(model, params, features)]
+    return add_reports(*sum_token_losses(self.sum_tokens, models, targets, weights, self.chunk), reports)
 
-    The logits are computed for `chunk` tokens at a time, and on a mesh by each device for its own rows and
-    shard of the vocabulary.
-    """
-    head, rows = model.head(params), (features, targets, weights)
-    sharding = LossSharding.of(*targets.shape, model.rows, head, model.head_axes(head, features))
-    shard_model, shard = model, WHOLE_VOCABULARY
-    if sharding.is_sharded:
-      width = model.rows // shard_count(sharding.vocab)
-      # A model with as many tokens as this device has columns; `shard` masks the columns that are padding.
-      shard_model = model.clone(rows=width, vocab=width)
-      shard = VocabShard(sharding.vocab, model.vocab)
-
-    def sum_chunk(head, features, targets, weights):
-      logits = shard_model.apply({'params': head}, features, method='logits')
-      return self.sum_tokens(logits, targets, weights, shard)
-
-    if sharding.is_sharded or chunk_count(*targets.shape, self.chunk) > 1:
-      total, sums = chunked_loss(sum_chunk, sharding, self.chunk, head, *rows)
-    else:
-      total, sums = sum_chunk(head, *rows)
-    return add_reports(total, sums, reports)
+  def finish(
+    self,
+    predicted: Predicted,
+    total: Float[Array, ''],
+    sums: Sums,
+    batch: Mapping[str, Array],
+    key: Array | None,
+  ) -> tuple[Float[Array, ''], Sums]:
+    """Returns the loss and the sums with what is computed from whole rows."""
+    del predicted, batch, key
+    return total, sums
 
   def sum_tokens(
     self,
@@ -212,6 +275,49 @@ class Prediction(Objective):
     number, or one per row.
     """
     return cross_entropy.sum_cross_entropy(logits, targets, weights, self.label_smoothing, self.z_loss, shard)
+
+
+def sum_token_losses(
+  loss_fn: Callable[..., tuple[Float[Array, ''], Sums]],
+  models: Sequence[tuple[nn.Module, PyTree, Float[Array, 'B T D']]],
+  targets: Int[Array, 'B T'],
+  weights: Float[Array, 'B T'],
+  chunk: int,
+) -> tuple[Float[Array, ''], Sums]:
+  """Returns the sums over all tokens of a loss, and of its metrics.
+
+  The logits are computed for `chunk` tokens at a time, and on a mesh by each device for its own rows and
+  shard of the vocabulary.
+
+  Args:
+    loss_fn: (logits of each model, targets, weights, shard of the vocabulary) → loss and sums of some of the
+      tokens.
+    models: (model, parameters, features), all of one vocabulary; only the first has a gradient.
+  """
+  heads = [model.head(params) for model, params, _ in models]
+  axes = [model.head_axes(head, x) for (model, _, x), head in zip(models, heads)]
+  rows = (*(x for _, _, x in models), targets, weights)
+  first = models[0][0]
+  sharding = LossSharding.of(*targets.shape, first.rows, heads, None if None in axes else axes)
+  shard_models, shard = [model for model, _, _ in models], WHOLE_VOCABULARY
+  if sharding.is_sharded:
+    width = first.rows // shard_count(sharding.vocab)
+    # Models with as many tokens as this device has columns; `shard` masks the columns that are padding.
+    shard_models = [model.clone(rows=width, vocab=width) for model in shard_models]
+    shard = VocabShard(sharding.vocab, first.vocab)
+
+  def sum_chunk(heads, *rows):
+    *features, targets, weights = rows
+    heads = [heads[0], *jax.lax.stop_gradient(heads[1:])]
+    logits = [
+      model.apply({'params': head}, x, method='logits')
+      for model, head, x in zip(shard_models, heads, features)
+    ]
+    return loss_fn(*logits, targets, weights, shard)
+
+  if sharding.is_sharded or chunk_count(*targets.shape, chunk) > 1:
+    return chunked_loss(sum_chunk, sharding, chunk, heads, *rows)
+  return sum_chunk(heads, *rows)
 
 
 def add_reports(

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 from tfm.data.packing.protocol import PAIR_FIELDS, padding_row
 from tfm.mixers.protocol import Context
-from tfm.objectives.protocol import Prediction
+from tfm.objectives.protocol import Predicted, Prediction
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,8 +27,8 @@ class Seq2Seq(Prediction):
   def padding_row(self, length):
     return padding_row(length, PAIR_FIELDS)
 
-  def __call__(self, model, params, batch, key):
-    train = key is not None
+  def predict(self, model, params, batch, key, dropout):
+    train = dropout is not None
     context = Context(batch['positions'], batch['segments'], train=train, layout=self.layout)
     source_context = Context(
       batch['source_positions'], batch['source_segments'], train=train, layout=self.layout
@@ -37,6 +37,8 @@ class Seq2Seq(Prediction):
     def features(model, source, tokens):
       return model.features(tokens, context, None, model.encode(source, source_context))
 
-    (features, _), reports = self.apply_model(model, params, key, features, batch['source'], batch['inputs'])
+    (features, _), reports = self.apply_model(
+      model, params, dropout, features, batch['source'], batch['inputs']
+    )
     weights = (batch['segments'] > 0).astype(jnp.float32)
-    return self.compute_loss(model, params, features, batch['targets'], weights, reports)
+    return Predicted(features, batch['targets'], weights, reports)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax.tree_util import Partial
 
 from tfm.layers import locations
-from tfm.layers.initializer import Initializer, lecun_normal, ones, zeros
+from tfm.layers.initializer import constant, lecun_normal, ones, zeros
 from tfm.layers.locations import Locations
 from tfm.parallel.sharding import with_logical_axes
 from tfm.positions.protocol import Position
@@ -38,7 +38,7 @@ class Fire(Position):
     def learned(name, initializer, axes, shape):
       return self.param(name, with_logical_axes(initializer, axes), shape, jnp.float32)
 
-    start = Initializer(f'constant({self.steepness})', nn.initializers.constant(self.steepness))
+    start = constant(self.steepness)
     c = jnp.abs(learned('steepness_scale', start, (), ()))
     L = self.threshold * jnp.abs(learned('threshold_scale', ones, (), ()))
     mlp = (

@@ -45,6 +45,7 @@ class Rope(Position):
     'rope',
     'rope(fraction=0.5, interleaved=True, scaling="yarn(factor=4, original=8)")',
     'rope(scaling="dynamic(factor=2, original=8)")',
+    'rope(scaling="proportional(0.5)")',
   )
 
   def validate(self):

@@ -11,7 +11,7 @@ from tfm.layers.locations import Locations
 from tfm.parallel.sharding import with_logical_axes
 from tfm.positions.protocol import Position
 from tfm.shapes import Array, Float, Int
-from tfm.spec import Size
+from tfm.spec import NonNegativeFloat, Size
 
 
 class T5(Position):
@@ -25,6 +25,7 @@ class T5(Position):
     max_distance: in tokens; larger distances are treated as equal to it.
     bidirectional: whether half of the buckets are for keys after the query, as in the encoder;
       otherwise those all share the bucket of distance 0.
+    stddev: of the normal distribution that the table starts from.
 
   Raises (from `validate`):
     ValueError: for too few buckets, an odd number for two directions, or a max_distance within the
@@ -34,6 +35,7 @@ class T5(Position):
   buckets: Size = 32
   max_distance: Size = 128
   bidirectional: bool = False
+  stddev: NonNegativeFloat = 0.02
 
   examples = ('t5(buckets=8, max_distance=9)', 't5(buckets=8, max_distance=9, bidirectional=True)')
 
@@ -49,12 +51,15 @@ class T5(Position):
         f'have a bucket each of buckets={self.buckets}'
       )
 
+  def fingerprint(self):
+    return super().fingerprint() | dict(stddev=None)
+
   @nn.compact
   def compute_table(self):
     """The logit of each head at each distance, -max_distance … max_distance."""
     table = self.param(
       'table',
-      with_logical_axes(normal()((0,), (1,)), ('table', 'heads')),
+      with_logical_axes(normal(self.stddev)((0,), (1,)), ('table', 'heads')),
       (self.buckets, self.heads),
       jnp.float32,
     )

@@ -11,7 +11,9 @@ class Sequential(Residual):
 
   pre:       x + f(norm(x))            (Xiong et al. 2020)
   post:      norm(x + f(x))            (Vaswani et al. 2017, §3.1)
-  sandwich:  x + norm(f(norm(x)))      (Ding et al. 2021, CogView; Gemma Team 2024, Gemma 2, §2)
+  sandwich:  x + norm(f(norm(x)))      (Ding et al. 2021, CogView; Gemma Team 2024, Gemma 2, §2; Kim et al.
+                                       2025, Peri-LN)
+  res_post:  x + norm(f(x))            (Liu et al. 2022, Swin Transformer V2; OLMo Team 2024, OLMo 2)
   """
 
   def __call__(self, block, branches, x, context):
