@@ -67,7 +67,7 @@ def draw(*shape):
 
 @pytest.mark.parametrize('decoder', [True, False])
 @pytest.mark.parametrize('buckets, max_distance', [(32, 128), (16, 20)])
-def test_t5(decoder, buckets, max_distance):
+def test_t5(decoder, buckets, max_distance, record_difference):
   config = transformers.T5Config(
     d_model=D,
     num_heads=H,
@@ -83,6 +83,7 @@ def test_t5(decoder, buckets, max_distance):
   shared = result.apply({'params': dict(table=jnp.asarray(table))}, method='compute_table')
   zeros = np.zeros((1, H, 300, C), np.float32)
   np.testing.assert_array_equal(logits(result, zeros, zeros, shared), theirs)
+  record_difference('position/t5', 'transformers', logits(result, zeros, zeros, shared), theirs)
   far = np.arange(-5000, 5001)
   np.testing.assert_array_equal(
     t5.bucket(far, buckets, max_distance, not decoder),
@@ -91,7 +92,7 @@ def test_t5(decoder, buckets, max_distance):
 
 
 @pytest.mark.parametrize('heads', [1, 2, 6, 8, 12, 16, 20, 71, 112])
-def test_alibi(heads):
+def test_alibi(heads, record_difference):
   """BLOOM adds slope · k, MPT slope · (k - the last position): ours, up to a number for each query."""
   zeros = np.zeros((1, heads, T, C), np.float32)
   ours = logits(position('alibi', heads), zeros, zeros)
@@ -100,9 +101,10 @@ def test_alibi(heads):
   for theirs in (bloom, build_mpt_alibi_tensor(heads, T).numpy().reshape(1, heads, 1, T)):
     theirs = theirs - np.diagonal(np.broadcast_to(theirs, ours.shape), axis1=2, axis2=3)[..., None]
     np.testing.assert_allclose(ours[:, :, past], theirs[:, :, past], rtol=1e-5, atol=1e-5)
+    record_difference('position/alibi', 'transformers', ours[:, :, past], theirs[:, :, past])
 
 
-def test_transformer_xl():
+def test_transformer_xl(record_difference):
   """XLNet's attention is Transformer-XL's."""
   module = XLNetRelativeAttention(transformers.XLNetConfig(d_model=D, n_head=H, d_inner=8))
   w, h = numbers(module), draw(T, B, D)
@@ -118,13 +120,15 @@ def test_transformer_xl():
     k,
     params=dict(content_bias=w['r_w_bias'], position_bias=w['r_r_bias'], kernel=w['r']),
   )
-  np.testing.assert_allclose(softmax(ours), theirs.numpy().transpose(2, 3, 0, 1), rtol=2e-4, atol=2e-6)
+  theirs = theirs.numpy().transpose(2, 3, 0, 1)
+  np.testing.assert_allclose(softmax(ours), theirs, rtol=2e-4, atol=2e-6)
+  record_difference('position/transformer_xl', 'transformers', softmax(ours), theirs)
 
 
 @pytest.mark.parametrize('terms', [('c2p', 'p2c'), ('c2p',), ('p2c',)], ids='|'.join)
 @pytest.mark.parametrize('share_att_key', [True, False])
 @pytest.mark.parametrize('span, buckets', [(16, 8), (9, 0)])
-def test_deberta_v2(span, buckets, share_att_key, terms):
+def test_deberta_v2(span, buckets, share_att_key, terms, record_difference):
   config = transformers.DebertaV2Config(
     hidden_size=D,
     num_attention_heads=H,
@@ -149,6 +153,7 @@ def test_deberta_v2(span, buckets, share_att_key, terms):
   names = [name for name, term in (('key', 'c2p'), ('query', 'p2c')) if term in terms]
   ours = logits(result, q, k, jnp.asarray(table), {name: project(name) for name in names})
   np.testing.assert_allclose(softmax(ours), theirs.numpy(), rtol=2e-4, atol=2e-6)
+  record_difference('position/deberta', 'transformers', softmax(ours), theirs.numpy())
 
 
 def test_deberta_v1():
@@ -184,7 +189,7 @@ def test_deberta_buckets(buckets, max_distance):
   )
 
 
-def test_shaw():
+def test_shaw(record_difference):
   """Wav2Vec2-BERT and SeamlessM4T clip distances so, and have no table for values either."""
   config = transformers.Wav2Vec2BertConfig(
     hidden_size=D,
@@ -201,3 +206,4 @@ def test_shaw():
   q, k = (split(h @ w[f'linear_{name}.weight'].T + w[f'linear_{name}.bias']) for name in 'qk')
   ours = logits(position('shaw(6)'), q, k, params=dict(table=w['distance_embedding.weight']))
   np.testing.assert_allclose(softmax(ours), theirs.numpy(), rtol=2e-4, atol=2e-6)
+  record_difference('position/shaw', 'transformers', softmax(ours), theirs.numpy())

@@ -53,7 +53,7 @@ def test_the_rule(rule, chunk):
 
 
 @pytest.mark.parametrize('kv_heads', [K, H])
-def test_the_layer(kv_heads):
+def test_the_layer(kv_heads, record_difference):
   theirs = published.Qwen3NextGatedDeltaNet(
     Qwen3NextConfig(
       hidden_size=D,
@@ -108,4 +108,6 @@ def test_the_layer(kv_heads):
   )()
   x = DRAW.standard_normal((B, T, D)).astype(np.float32)
   ours, _ = module.apply({'params': params}, jnp.asarray(x), None, Context.contiguous(x[..., 0]), None)
-  assert_equal(ours, theirs(torch.tensor(x)))
+  theirs = theirs(torch.tensor(x))
+  assert_equal(ours, theirs)
+  record_difference('mixer/gated_delta', 'transformers', ours, theirs.detach().numpy())

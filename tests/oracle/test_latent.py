@@ -77,7 +77,7 @@ def parameters(w):
 
 
 @pytest.mark.parametrize('query_rank, bias', [(0, False), (12, False), (12, True)])
-def test_deepseek_v2(query_rank, bias):
+def test_deepseek_v2(query_rank, bias, record_difference):
   w, theirs = attention(query_rank, bias)
   config = resolve_config(
     complete(
@@ -98,5 +98,6 @@ def test_deepseek_v2(query_rank, bias):
   params, context = {'params': parameters(w)}, Context.contiguous(jnp.asarray(X[..., 0]))
   whole, _ = mixer.apply(params, jnp.asarray(X), None, context, None)
   np.testing.assert_allclose(whole, theirs, rtol=2e-5, atol=2e-5 * np.abs(theirs).max())
+  record_difference('mixer/latent', 'transformers', whole, theirs)
   read, _ = mixer.apply(params, jnp.asarray(X), None, context, mixer.init_cache(B, T + 3))
   np.testing.assert_allclose(read, theirs, rtol=2e-5, atol=2e-5 * np.abs(theirs).max())

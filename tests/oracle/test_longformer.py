@@ -51,7 +51,7 @@ def published(n):
 
 @pytest.mark.parametrize('layout', ['contiguous', 'arbitrary'])
 @pytest.mark.parametrize('n', [1, 3])
-def test_longformer_self_attention(n, layout):
+def test_longformer_self_attention(n, layout, record_difference):
   w, theirs = published(n)
   config = resolve_config(
     complete(
@@ -84,3 +84,4 @@ def test_longformer_self_attention(n, layout):
   y, _ = mixer.apply({'params': params}, jnp.asarray(X), None, context, None)
   real = SEGMENTS > 0
   np.testing.assert_allclose(y[real], theirs[real], rtol=2e-5, atol=2e-5 * np.abs(theirs).max())
+  record_difference('mixer/longformer', 'transformers', y[real], theirs[real])

@@ -45,7 +45,7 @@ def convolution(w, *channels, part=slice(None)):
   return dict(weight=weight.T.reshape(-1, *channels), bias=bias.reshape(channels))
 
 
-def assert_equal(text, params, module, **fields):
+def assert_equal(record_difference, text, params, module, **fields):
   """In the training form, and read one by one through a cache."""
   result = spec.factory(
     text,
@@ -71,6 +71,7 @@ def assert_equal(text, params, module, **fields):
   )
   close = dict(rtol=2e-5, atol=2e-5 * np.abs(theirs).max())
   np.testing.assert_allclose(run(X, None)[0], theirs, **close)
+  record_difference(f'mixer/{spec.parse(text).name}', 'transformers', run(X, None)[0], theirs)
   cache, read = result.init_cache(B, T), []
   for t in range(T):
     y, cache = run(X[:, t : t + 1], cache)
@@ -79,7 +80,7 @@ def assert_equal(text, params, module, **fields):
 
 
 @pytest.mark.parametrize('bias', [False, True])
-def test_mamba(bias):
+def test_mamba(bias, record_difference):
   rank, taps, inner = 3, 4, 2 * D
   module = MambaMixer(
     transformers.MambaConfig(
@@ -105,11 +106,13 @@ def test_mamba(bias):
     D=w['D'],
     out=projection(w, 'out_proj', inner, D),
   )
-  assert_equal(f'mamba(state={STATE}, taps={taps}, rank={rank}, chunk=8)', params, module, bias=bias)
+  assert_equal(
+    record_difference, f'mamba(state={STATE}, taps={taps}, rank={rank}, chunk=8)', params, module, bias=bias
+  )
 
 
 @pytest.mark.parametrize('groups, bias', [(1, False), (2, True)])
-def test_mamba2(groups, bias):
+def test_mamba2(groups, bias, record_difference):
   heads, width, taps = 8, 8, 3
   inner, shared = heads * width, groups * STATE
   module = Mamba2Mixer(
@@ -147,4 +150,11 @@ def test_mamba2(groups, bias):
     scale=w['norm.weight'].reshape(heads, width),
     out=out | dict(kernel=out['kernel'].reshape(heads, width, D)),
   )
-  assert_equal(f'mamba2(state={STATE}, taps={taps}, chunk=8)', params, module, kv_heads=groups, bias=bias)
+  assert_equal(
+    record_difference,
+    f'mamba2(state={STATE}, taps={taps}, chunk=8)',
+    params,
+    module,
+    kv_heads=groups,
+    bias=bias,
+  )

@@ -57,13 +57,15 @@ def close(a, b):
 
 
 @pytest.mark.parametrize('k', [2, 3])
-def test_mixtral(k):
+def test_mixtral(k, record_difference):
   module = MixtralSparseMoeBlock(
     transformers.MixtralConfig(hidden_size=D, intermediate_size=F, num_local_experts=E, num_experts_per_tok=k)
   )
   w = weights(module)
   params = dict(router=dict(kernel=w['gate.weight'].T), **experts(w))
-  close(ours(params, top_k=k)[0], theirs(module))
+  y = ours(params, top_k=k)[0]
+  close(y, theirs(module))
+  record_difference('feed_forward/mixture_of_experts', 'transformers', y, theirs(module))
 
 
 @pytest.mark.parametrize('k', [1, 2, 4])

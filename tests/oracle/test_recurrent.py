@@ -80,12 +80,13 @@ def ours(cell, params, bias, pieces=(T,)):
 
 @pytest.mark.parametrize('pieces', [(T,), (17, 22, 1)], ids=str)
 @pytest.mark.parametrize('cell, bias', [('lstm', True), ('gru', True), ('gru', False)])
-def test_hidden_states_and_last_state(cell, bias, pieces):
+def test_hidden_states_and_last_state(cell, bias, pieces, record_difference):
   module, w = published(cell, bias)
   with torch.no_grad():
     theirs, last = module(torch.tensor(X))
   h, cache = ours(cell, parameters(cell, w), bias, pieces)
   np.testing.assert_allclose(h, theirs.numpy(), rtol=1e-5, atol=1e-5)
+  record_difference('mixer/recurrent', 'torch', h, theirs.numpy())
   last = last if cell == 'lstm' else (last,)
   for a, b in zip(cache.state, last, strict=True):
     np.testing.assert_allclose(a, b[0].numpy(), rtol=1e-5, atol=1e-5)

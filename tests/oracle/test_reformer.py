@@ -73,7 +73,7 @@ def test_buckets(hashes):
     (T // 2, 3, True),
   ],
 )  # two chunks of one bucket, all of which the second sees
-def test_attention(chunk, hashes, causal, monkeypatch):
+def test_attention(chunk, hashes, causal, monkeypatch, record_difference):
   module, x = published(chunk, hashes, causal), DRAW.standard_normal((B, T, D)).astype(np.float32)
   # In both, all tokens share a bucket in every round; theirs numbers on from round to round.
   one_each = torch.arange(hashes).repeat_interleave(T).expand(B, H, -1)
@@ -112,3 +112,4 @@ def test_attention(chunk, hashes, causal, monkeypatch):
   visible = slice(int(causal and hashes > 1), None)
   y, theirs = y[:, visible], theirs[:, visible]
   np.testing.assert_allclose(y, theirs, rtol=2e-5, atol=2e-5 * np.abs(theirs).max())
+  record_difference('mixer/reformer', 'transformers', y, theirs)

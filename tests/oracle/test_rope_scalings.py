@@ -1,4 +1,4 @@
-"""Rotary and sinusoidal positions equal the published ones, in transformers (PyTorch)."""
+"""Rotary and sinusoidal positions equal the published ones, in transformers and x-transformers (PyTorch)."""
 
 import numpy as np
 import pytest
@@ -65,6 +65,7 @@ def longrope(draw, pairs):
 # What each draws of its arguments; `original` is theirs under another name, `length` is their seq_len.
 DRAWN = {
   'linear': lambda draw, pairs: dict(factor=draw.uniform(1, 20)),
+  'proportional': lambda draw, pairs: dict(share=draw.uniform(0, 1), factor=draw.uniform(1, 20)),
   'dynamic': lambda draw, pairs: dict(
     factor=draw.uniform(1, 20), original=int(draw.choice([64, 2048])), length=int(draw.integers(32, 10_000))
   ),
@@ -83,13 +84,16 @@ DRAWN = {
 @pytest.mark.parametrize('name', DRAWN)
 def test_frequencies_and_attention_factors(name, seed):
   draw = np.random.default_rng(seed)
-  width, fraction = int(draw.choice([8, 64, 96, 128])), float(draw.choice([0.5, 1.0]))
+  width = int(draw.choice([8, 64, 96, 128]))
+  fraction = 1.0 if name == 'proportional' else float(draw.choice([0.5, 1.0]))
   theta = float(draw.choice([500.0, 10_000.0, 500_000.0, 1e6]))
   chosen = DRAWN[name](draw, int(width * fraction) // 2)
   arguments = ', '.join(f'{key}={value!r}' for key, value in chosen.items())
   position = make_rope(f'rope({theta!r}, {fraction!r}, scaling={f"{name}({arguments})"!r})', width)
   ours, factor = position.waves()
   length, original = chosen.pop('length', None), chosen.pop('original', 64)
+  # Theirs rotates a share of all channels, and has no other fraction.
+  fraction = chosen.pop('share', fraction)
   chosen = {key: list(value) if isinstance(value, tuple) else value for key, value in chosen.items()}
   # Dynamic scaling reads the original length from the config, the others from the parameters.
   if name in ('yarn', 'llama3', 'longrope'):
@@ -154,9 +158,12 @@ def assert_equal(mine, published):
     ),
   ],
 )
-def test_llama(scaling, longest, parameters):
+def test_llama(scaling, longest, parameters, record_difference):
   c = config(500.0, longest=longest, **parameters)
-  assert_equal(ours(f'rope(500, scaling={scaling!r})'), theirs(llama, llama.LlamaRotaryEmbedding, c))
+  mine, published = ours(f'rope(500, scaling={scaling!r})'), theirs(llama, llama.LlamaRotaryEmbedding, c)
+  assert_equal(mine, published)
+  for x, y in zip(mine, published, strict=True):
+    record_difference('position/rope', 'transformers', x, y)
 
 
 @pytest.mark.parametrize('original', [16, 63, 64])
@@ -211,6 +218,26 @@ def test_phi():
   logits = np.einsum('bthc,bshc->bhts', *(np.asarray(x, np.float64) for x in (q, k))) / WIDTH**0.5
   expected = np.exp(logits - logits.max(-1, keepdims=True))
   np.testing.assert_allclose(weights, expected / expected.sum(-1, keepdims=True), rtol=0, atol=2e-5)
+
+
+def test_xpos(record_difference):
+  """The factors are around another position, which cancels in products."""
+  x_transformers = pytest.importorskip(
+    'x_transformers.x_transformers', reason='needs the extra [oracle]: make oracle'
+  )
+  turns, scale = x_transformers.RotaryEmbedding(WIDTH, use_xpos=True).forward_from_seq_len(64)
+  q, k = (
+    x_transformers.apply_rotary_pos_emb(torch.tensor(x).transpose(1, 2), turns, factor).numpy()
+    for x, factor in ((Q[:, :, :2], scale), (K, scale**-1))
+  )
+  published = np.einsum('bhtc,bhsc->bhts', q.astype(np.float64), k.astype(np.float64))
+  for length in (64, 500):
+    at = jnp.broadcast_to(jnp.arange(64), (2, 64))
+    mine = make_rope('xpos', length=length).apply({}, jnp.asarray(Q), jnp.asarray(K), at, at, method='rotate')
+    q, k = (np.asarray(x, np.float64) for x in mine)
+    products = np.einsum('bthc,bshc->bhts', q[:, :, :2], k)
+    np.testing.assert_allclose(products, published, rtol=0, atol=2e-5)
+    record_difference('position/xpos', 'x-transformers', products, published)
 
 
 @pytest.mark.parametrize('width', [6, 64])
