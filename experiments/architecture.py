@@ -17,6 +17,7 @@ Expected:  (of runs at one rate) mamba, convolution and LSTM with attention are 
 
 from ml_collections import ConfigDict
 
+from tfm.config.library import require_argument
 from tfm.studies.study import Study
 
 
@@ -36,8 +37,7 @@ ARMS = {
 
 
 def get_study(arg: str = '') -> Study:
-  if arg not in ('', 'flops', 'recall'):
-    raise ValueError(f"experiments/architecture.py takes 'flops', 'recall' or nothing, not {arg!r}")
+  require_argument(arg, ['flops', 'recall'])
   config = ConfigDict()
   config.data = dict(source='stdlib', tokenizer='bytes', length=128)
   config.model = dict(
@@ -83,5 +83,7 @@ def get_study(arg: str = '') -> Study:
     learning_rates=RATES,
     solved_at=0.9 if arg == 'recall' else None,
     equal_within=None if arg == 'recall' else 0.02,
-    measures=() if arg == 'recall' else ('step((128, 512, 2048))', 'parts'),
+    measures=('initialization',)
+    if arg == 'recall'
+    else ('step((128, 512, 2048))', 'parts', 'initialization'),
   )

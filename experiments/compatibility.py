@@ -12,6 +12,7 @@ Expected:  (of runs at one rate) without 1/√d a dot product loses 0.06, 0.23 a
 
 from ml_collections import ConfigDict
 
+from tfm.config.library import require_argument
 from tfm.studies.study import Study, compare_within, product
 
 
@@ -26,8 +27,7 @@ WIDTHS = 8, 32, 128
 
 
 def get_study(arg: str = '') -> Study:
-  if arg:
-    raise ValueError(f'experiments/compatibility.py takes no argument, not {arg!r}')
+  require_argument(arg)
   config = ConfigDict()
   config.data = dict(source='stdlib', tokenizer='bytes', length=64)
   # Two heads of any width; learned positions do not change the scores.
@@ -52,5 +52,5 @@ def get_study(arg: str = '') -> Study:
     seeds=4,
     learning_rates=(1e-3, 2e-3, 4e-3, 8e-3),
     equal_within=0.02,
-    measures=('parts',),
+    measures=('parts', 'initialization'),
   )

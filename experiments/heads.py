@@ -13,6 +13,7 @@ Expected:  (of runs at one rate) 8 heads of 16 channels are best, by 0.02 nats o
 
 from ml_collections import ConfigDict
 
+from tfm.config.library import require_argument
 from tfm.studies.study import Study
 
 
@@ -20,8 +21,7 @@ HEADS = 4, 1, 2, 8, 16, 32
 
 
 def get_study(arg: str = '') -> Study:
-  if arg:
-    raise ValueError(f'experiments/heads.py takes no argument, not {arg!r}')
+  require_argument(arg)
   config = ConfigDict()
   config.data = dict(source='stdlib', tokenizer='bytes', length=64)
   config.model = dict(layers=2, width=128, heads=4, position='rope', initializer='lecun_normal')
@@ -40,5 +40,5 @@ def get_study(arg: str = '') -> Study:
     seeds=4,
     learning_rates=(1e-3, 2e-3, 4e-3, 8e-3),
     equal_within=0.02,
-    measures=('parts',),
+    measures=('parts', 'initialization'),
   )

@@ -15,16 +15,20 @@ Expected:  (of runs at one rate) rope is best at the training length; at eight t
 
 from ml_collections import ConfigDict
 
+from tfm.config.library import require_argument
 from tfm.studies.study import Study
 
 
-SCHEMES = 'rope', 'none', 'sinusoidal', 'learned', 't5', 'alibi', 'kerple', 'fire'
+# Tables that begin small beside embeddings of unit size would be absent for the first hundreds of steps.
+SCHEMES = {
+  name: {'model.position': name} for name in ('rope', 'none', 'sinusoidal', 'alibi', 'kerple', 'fire')
+} | {'learned': {'model.position': 'learned(stddev=0.5)'}, 't5': {'model.position': 't5(stddev=0.5)'}}
 DEMO = 'rope', 'none', 'sinusoidal', 'alibi'
+LENGTHS = '(64, 128, 256, 512, 1024), targets=32_768'
 
 
 def get_study(arg: str = '') -> Study:
-  if arg not in ('', 'demo'):
-    raise ValueError(f"experiments/position.py takes 'demo' or nothing, not {arg!r}")
+  require_argument(arg, ['demo'])
   demo = arg == 'demo'
   config = ConfigDict()
   config.data = dict(source='stdlib', tokenizer='bytes', length=128)
@@ -49,15 +53,21 @@ def get_study(arg: str = '') -> Study:
       'Textbooks rank generalisation to greater lengths as fair (sinusoidal), poor (learned), medium '
       '(relative), strong (rope) and strong (alibi). Press et al. 2022 find alibi better than t5, rope '
       'and sinusoidal beyond the length of training; Kazemnejad et al. 2023 find decoders without any '
-      'best on small reasoning tasks.'
+      'best on small reasoning tasks. Peng et al. 2023 (yarn) find that scaled frequencies repair rope '
+      'beyond the length of training.'
     ),
     config=config,
     base='rope',
-    arms={name: {'model.position': name} for name in (DEMO if demo else SCHEMES)},
+    arms={name: SCHEMES[name] for name in (DEMO if demo else SCHEMES)},
     seeds=4,
     learning_rates=(6e-3, 1.5e-2, 3.5e-2, 8e-2) if demo else (1e-3, 2e-3, 4e-3, 8e-3),
     equal_within=0.02,
     measures=('lengths((64, 128, 256, 512), targets=16_384)',)
     if demo
-    else ('lengths((64, 128, 256, 512, 1024), targets=32_768)', 'parts'),
+    else (
+      f'lengths({LENGTHS})',
+      f'lengths({LENGTHS}, scaling="yarn(factor=8, original=128)")',
+      'parts',
+      'initialization',
+    ),
   )

@@ -13,12 +13,12 @@ Expected:  (of runs at one rate) 2 key/value heads instead of 8 lose 0.013 nats 
 
 from ml_collections import ConfigDict
 
+from tfm.config.library import require_argument
 from tfm.studies.study import Study
 
 
 def get_study(arg: str = '') -> Study:
-  if arg:
-    raise ValueError(f'experiments/sharing.py takes no argument, not {arg!r}')
+  require_argument(arg)
   config = ConfigDict()
   config.data = dict(source='stdlib', tokenizer='bytes', length=128)
   config.model = dict(layers=2, width=128, heads=8, initializer='lecun_normal')
@@ -45,5 +45,5 @@ def get_study(arg: str = '') -> Study:
     seeds=4,
     learning_rates=(1e-3, 2e-3, 4e-3, 8e-3),
     equal_within=0.01,
-    measures=('decoding(rows=8, context=1024)', 'parts'),
+    measures=('decoding(rows=8, context=1024)', 'parts', 'initialization'),
   )

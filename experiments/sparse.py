@@ -16,6 +16,7 @@ Expected:  (of runs at one rate) ListOps: no difference is shown, because no arm
 
 from ml_collections import ConfigDict
 
+from tfm.config.library import require_argument
 from tfm.studies.study import Study
 
 
@@ -36,9 +37,8 @@ TASKS = {
 
 
 def get_study(arg: str = '') -> Study:
+  require_argument(arg, TASKS)
   arg = arg or 'listops'
-  if arg not in TASKS:
-    raise ValueError(f'experiments/sparse.py takes {" or ".join(TASKS)}, not {arg!r}')
   config = ConfigDict()
   source, config.objective = TASKS[arg]
   config.data = dict(source=source, tokenizer='words', length=64, packing='each')

@@ -14,6 +14,7 @@ Expected:  (of runs at one rate) in 500 steps 1 head and keys of 4 channels lose
 
 from ml_collections import ConfigDict
 
+from tfm.config.library import require_argument
 from tfm.config.load import load_config
 from tfm.config.schema import leaves
 from tfm.studies.study import Study
@@ -71,8 +72,7 @@ SMALL = {
 
 
 def get_study(arg: str = '') -> Study:
-  if arg not in ('', 'full'):
-    raise ValueError(f"experiments/vaswani_table3.py takes 'full' or nothing, not {arg!r}")
+  require_argument(arg, ['full'])
   config = load_config(PAPER)
   if arg == 'full':
     before = dict(leaves(config))

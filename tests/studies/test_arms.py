@@ -17,7 +17,7 @@ from tfm.config.resolve import resolve_config
 from tfm.models import flops
 from tfm.studies import arms as study_arms
 from tfm.studies import runner
-from tfm.studies.study import Study, load_study
+from tfm.studies.study import Study, compare_within, load_study, product
 from tfm.training.step import train_step
 
 
@@ -75,6 +75,28 @@ def test_matching_solves_for_a_width(match):
     before
     == study_arms.apply_changes(complete(BASE), {'model.kv_heads': 1}, 3).config.model.feed_forward_width
   )
+
+
+@pytest.mark.slow
+def test_with_scales_an_arm_is_matched_to_the_one_of_its_scale():
+  sizes = {str(width): {'model.width': width} for width in (32, 48, 64)}
+  named = product({'plain': {}, 'gated': {'model.feed_forward': 'swiglu'}}, sizes)
+  planned = study_arms.plan_arms(
+    Study(
+      question='Which?',
+      config=ConfigDict(BASE),
+      arms=named,
+      base='plain + 32',
+      against=compare_within(named, 'plain'),
+      scales=tuple(sizes),
+      match='parameters',
+    )
+  )
+  counts = {name: arm.parameters for name, arm in planned.items()}
+  assert [*planned] == [*named] and counts['plain + 32'] < counts['plain + 48'] < counts['plain + 64']
+  for width in sizes:
+    assert not planned[f'plain + {width}'].matched
+    assert abs(counts[f'gated + {width}'] / counts[f'plain + {width}'] - 1) < 0.02
 
 
 @pytest.mark.slow

@@ -27,7 +27,7 @@ from tfm.studies import study as studies
 from tfm.studies.arms import Arm
 from tfm.studies.measures.decoding import Decoding
 from tfm.studies.measures.lengths import Lengths
-from tfm.studies.measures.protocol import Value
+from tfm.studies.measures.protocol import Measure, Value
 from tfm.studies.study import Study
 
 
@@ -249,6 +249,8 @@ def test_an_arm_that_fails_does_not_stop_the_others(file, tmp_path, monkeypatch)
 
 def test_a_failing_measure_does_not_stop_others(done, tmp_path):
   class Given:
+    measure_run = Measure.measure_run
+
     def __init__(self, prepare):
       self.prepare = prepare
 

@@ -32,6 +32,56 @@ def test_a_product_of_axes():
     product(ARMS, ARMS)
 
 
+SIZES = {width: {'model.width': int(width)} for width in ('16', '32', '64')}
+
+
+def scaled(**fields):
+  arms = product(ARMS, SIZES)
+  scales = dict(arms=arms, base='rope + 16', against=compare_within(arms, 'rope'), scales=tuple(SIZES))
+  return study(**scales | fields)
+
+
+def test_scales():
+  assert scaled().scales == ('16', '32', '64')
+
+
+def test_tasks_and_scales_are_one_axis():
+  assert scaled(scales=(), tasks=tuple(SIZES)).matched_to('alibi + 32') == 'rope + 32'
+  for fields, sentence in (
+    (dict(tasks=('16', '32', '64')), 'are one axis; remove one of them'),
+    (dict(scales=(), tasks=('16',)), "tasks=('16',) are too few to aggregate; use at least two"),
+    (dict(scales=(), tasks=('16', '32')), "tasks=('16', '32'): the arm 'rope + 64' is at none of them"),
+    (dict(scales=(), tasks=tuple(SIZES), solved_at=0.5), 'solved_at=0.5 counts runs; remove one of them'),
+  ):
+    with pytest.raises(ValueError) as refusal:
+      scaled(**fields)
+    assert sentence in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+  'fields, sentence',
+  [
+    (dict(scales=('16', '32')), "scales=('16', '32') are too few to fit a curve"),
+    (
+      dict(scales=('16', '32', '64', '128')),
+      "the arm 'rope + 128' is missing; use arms=product(ARMS, SCALES)",
+    ),
+    (dict(scales=('16', '32', '64', '16')), 'has a duplicate'),
+    (
+      dict(arms=product(ARMS, SIZES) | {'none': {}}),
+      "scales=('16', '32', '64'): the arm 'none' is at none of them",
+    ),
+    (dict(against={}), "the arm 'rope + 32' is compared with one at another of scales, '16'"),
+    (dict(solved_at=0.5), "scales=('16', '32', '64') fit curves of a loss, and not of shares"),
+    (dict(higher_is_better=True), 'fit curves of a loss'),
+  ],
+)
+def test_invalid_scales_are_rejected(fields, sentence):
+  with pytest.raises(ValueError) as refusal:
+    scaled(**fields)
+  assert sentence in str(refusal.value) and '\n' not in str(refusal.value)
+
+
 @pytest.mark.parametrize(
   'fields, sentence',
   [

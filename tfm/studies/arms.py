@@ -1,9 +1,8 @@
 """The arms of a study: their configs, what matching changed in them, and their estimated costs."""
 
-import contextlib
 import dataclasses
 import datetime
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -15,7 +14,7 @@ from rich.table import Table
 
 from tfm.analysis import estimate
 from tfm.config.assemble import Experiment
-from tfm.config.overlay import assign, complete
+from tfm.config.overlay import complete
 from tfm.config.resolve import resolve_config
 from tfm.config.schema import leaves
 from tfm.config.validate import validate_run
@@ -26,7 +25,7 @@ from tfm.objectives.protocol import Prediction
 from tfm.shapes import PyTree
 from tfm.spec import parse
 from tfm.studies import cost_matching
-from tfm.studies.study import STEPS, Study
+from tfm.studies.study import STEPS, Study, change_config, prefix_errors
 from tfm.training.gradient_transforms import path_name
 
 
@@ -87,7 +86,7 @@ def plan_arms(
   Raises:
     ValueError: for an invalid config, or an arm that cannot be matched, naming the arm.
   """
-  base, arms, target = complete(study.config), {}, None
+  base, arms = complete(study.config), {}
   if names is None:
     names = [*study.arms]
   else:
@@ -104,23 +103,12 @@ def plan_arms(
   for name, experiment in experiments.items():
     with prefix_errors(name):
       matched = {}
-      if study.match:
+      if name != (reference := study.matched_to(name)) and study.match:
+        target = quantity_functions(seconds.get(reference))[study.match](experiments[reference])
         quantity = quantity_functions(seconds.get(name))[study.match]
-        if target is None:
-          target = quantity(experiment)
-        else:
-          experiment, matched = match_arm(study, base, study.arms[name], quantity, target)
+        experiment, matched = match_arm(study, base, study.arms[name], quantity, target)
       arms[name] = estimate_arm(name, study.arms[name], experiment, matched, study.seeds)
   return arms
-
-
-@contextlib.contextmanager
-def prefix_errors(name: str) -> Iterator[None]:
-  """Prefixes a ValueError with the arm's name."""
-  try:
-    yield
-  except ValueError as error:
-    raise ValueError(f'the arm {name!r}: {error}') from error
 
 
 def select_arms(arms: Mapping[str, Any], names: Sequence[str] | None) -> dict[str, Any]:
@@ -141,10 +129,7 @@ def apply_changes(base: ConfigDict, changes: Mapping[str, Any], seeds: int) -> E
   Raises:
     ValueError: for an unknown field or an invalid config.
   """
-  config = base.copy_and_resolve_references()
-  for path, value in changes.items():
-    assign(config, path, value)
-  experiment = Experiment(resolve_config(config))
+  experiment = Experiment(resolve_config(change_config(base, changes)))
   validate_run(experiment, count_devices(experiment.config, seeds))
   return experiment
 
@@ -205,7 +190,7 @@ def match_arm(
   quantity: Callable[[Experiment], float],
   target: float,
 ) -> tuple[Experiment, dict[str, tuple[int, int]]]:
-  """The experiment of an arm with as much of the quantity as the base, and the field that was changed.
+  """The experiment of an arm with as much of the quantity as its target, and the field that was changed.
 
   Raises:
     ValueError: if no value comes within 2 % of the target.

@@ -22,11 +22,11 @@ from tfm.runs import load
 from tfm.runs.run_dir import RunDir
 from tfm.runs.train import train_ensemble
 from tfm.studies import store
-from tfm.studies.arms import Arm, build_model, list_validation_metrics, prefix_errors
+from tfm.studies.arms import Arm, build_model, list_validation_metrics
 from tfm.studies.learning_rates import find_optimum, list_rates_tried, select_survivors
 from tfm.studies.measures.protocol import Measure, build_measure
 from tfm.studies.results_table import describe_machine
-from tfm.studies.study import Study
+from tfm.studies.study import Study, prefix_errors
 from tfm.training.progress_line import print_status
 from tfm.training.reporters import Diverged
 
@@ -300,7 +300,8 @@ def measure_arm(
       try:
         if text not in prepared:
           prepared[text] = measures[text].prepare(run)
-        measured[text] = [dataclasses.asdict(value) for value in prepared[text](run.params)]
+        numbers = measures[text].measure_run(prepared[text], run, run_dir)
+        measured[text] = [dataclasses.asdict(value) for value in numbers]
       except Exception as error:  # no error of one measure may stop the others
         unmeasured[text] = f'{type(error).__name__}: {error}'
         path = store.write_traceback(folder)

@@ -66,14 +66,19 @@ def has_started(folder: pathlib.Path) -> bool:
   return bool(read_arm(folder)) or any(folder.glob('*/config.json'))
 
 
+def saved_steps(run_dir: pathlib.Path) -> list[int]:
+  """The steps of a run's checkpoints, in order."""
+  if not (run_dir / 'checkpoints').is_dir():
+    return []
+  checkpoints = checkpoint.Checkpoints(run_dir)
+  steps = sorted(checkpoints.steps())
+  checkpoints.close()
+  return steps
+
+
 def last_step(run_dir: pathlib.Path) -> int:
   """The step of a run's last checkpoint; 0 without one."""
-  if not (run_dir / 'checkpoints').is_dir():
-    return 0
-  checkpoints = checkpoint.Checkpoints(run_dir)
-  step = checkpoints.latest_step() or 0
-  checkpoints.close()
-  return step
+  return max(saved_steps(run_dir), default=0)
 
 
 def final_metrics(run_dir: pathlib.Path) -> dict[str, float]:

@@ -1,24 +1,28 @@
 """A study: one question, answered by runs whose configs differ in one to three fields."""
 
+import contextlib
 import dataclasses
 import itertools
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any
 
 from annotated_types import Interval
 from ml_collections import ConfigDict
 
+import tfm.studies.measures
 from tfm.config.library import EXPERIMENTS, find_file, load_function
-from tfm.config.overlay import complete, locate
+from tfm.config.overlay import assign, complete, locate
+from tfm.config.schema import validate_fields
 from tfm.errors import require, suggest
-from tfm.spec import PositiveFloat, PositiveInt, Size, shorten, unsuitable_reason
+from tfm.spec import PositiveFloat, PositiveInt, Size, require_variants, shorten, unsuitable_reason
 from tfm.studies.cost_matching import QUANTITIES
 
 
 Changes = Mapping[str, Any]
 
+JOIN = ' + '  # between the parts of an arm's name
 STEPS, RATE, WIDTH = 'training.steps', 'optimizer.learning_rate', 'model.feed_forward_width'
 
 
@@ -30,7 +34,8 @@ class Study:
     question: in one sentence; literature: what is published about it, with references.
     config: the config that all arms change.
     arms: name → {dotted path of a config field: value}.
-    base: the arm that the others are compared with and matched to.
+    base: the arm that the others are compared with and matched to; with `scales` or `tasks` an arm is matched
+      to the one that it is compared with.
     against: arm → the arm that it is compared with instead of `base`, for studies with several groups; an
       arm that is compared with itself is the base of its group.
     seeds: number of runs of each arm, with seeds 0, 1, ….
@@ -47,6 +52,10 @@ class Study:
     measures: what to measure on the trained runs beyond validation, as specs of tfm/studies/measures.
     learning_rates: each arm trains at its best rate between these, found with one run each at a seed that is
       not reported; (): all arms train at the rate of their config.
+    scales: the names on the last axis of `product`: sizes at which every arm is trained, three or more; the
+      report fits the curve of loss against compute of each; (): no curves.
+    tasks: the names on the last axis of `product`, two or more tasks of a suite; the report aggregates the
+      metric over them; (): no aggregates.
     rungs: parts of the steps, such as (0.25, 0.5), after each of which half of the rates are dropped
       (successive halving); (): all rates train in full.
 
@@ -55,7 +64,7 @@ class Study:
   """
 
   question: str
-  config: ConfigDict
+  config: ConfigDict | Mapping[str, Any]
   arms: Mapping[str, Changes]
   base: str
   against: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -70,6 +79,8 @@ class Study:
   measures: tuple[str, ...] = ()
   learning_rates: tuple[PositiveFloat, ...] = ()
   rungs: tuple[Annotated[float, Interval(gt=0, lt=1)], ...] = ()
+  scales: tuple[str, ...] = ()
+  tasks: tuple[str, ...] = ()
   literature: str = ''
 
   def __post_init__(self):
@@ -82,6 +93,8 @@ class Study:
     self._check_matching()
     self._check_arms()
     self._check_rates()
+    self._check_scales()
+    self._check_tasks()
     require(
       self.equal_within is None or self.solved_at is None,
       f'equal_within={self.equal_within} is a difference of the metric, and solved_at={self.solved_at} '
@@ -170,6 +183,61 @@ class Study:
     if any(later <= earlier for earlier, later in itertools.pairwise(self.rungs)):
       raise ValueError(f'rungs={self.rungs} must ascend')
 
+  def _check_scales(self):
+    if not self.scales:
+      return
+    require(
+      len(self.scales) > 2,
+      f'scales={self.scales} are too few to fit a curve with an irreducible loss; use at least three',
+    )
+    require(
+      not self.higher_is_better and self.solved_at is None,
+      f'scales={self.scales} fit curves of a loss, and not of shares or of a metric that is better if '
+      'higher; remove them',
+    )
+    self._check_last_axis('scales')
+
+  def _check_tasks(self):
+    if not self.tasks:
+      return
+    require(not self.scales, f'tasks={self.tasks} and scales={self.scales} are one axis; remove one of them')
+    require(len(self.tasks) > 1, f'tasks={self.tasks} are too few to aggregate; use at least two')
+    require(
+      self.solved_at is None,
+      f'tasks={self.tasks} aggregate a metric and solved_at={self.solved_at} counts runs; remove one of them',
+    )
+    self._check_last_axis('tasks')
+
+  def _check_last_axis(self, field: str):
+    """Checks that the arms are those of a product whose last axis has the names of a field."""
+    names = getattr(self, field)
+    require(len({*names}) == len(names), f'{field}={names} has a duplicate; remove it')
+    hint = f'use arms=product(ARMS, {field.upper()}) and {field}=tuple({field.upper()})'
+    split = {name: split_last(name) for name in self.arms}
+    for name, (_, last) in split.items():
+      require(last in names, f'{field}={names}: the arm {name!r} is at none of them; {hint}')
+    for series, _ in split.values():
+      for last in names:
+        name = f'{series}{JOIN}{last}'
+        require(name in self.arms, f'{field}={names}: the arm {name!r} is missing; {hint}')
+    for name, (_, last) in split.items():
+      other = split_last(self.against.get(name, self.base))[1]
+      require(
+        last == other,
+        f'the arm {name!r} is compared with one at another of {field}, {other!r}; '
+        'use against=compare_within(…)',
+      )
+
+  def matched_to(self, name: str) -> str:
+    """The arm whose quantity an arm is matched to."""
+    return self.against.get(name, self.base) if self.scales or self.tasks else self.base
+
+
+def split_last(name: str) -> tuple[str, str]:
+  """'rope + 64' → ('rope', '64'): an arm's name without its value on the last axis of `product`, and that."""
+  series, _, last = name.rpartition(JOIN)
+  return series, last
+
 
 def count_survivors(rates: int) -> int:
   """How many of the rates of a rung enter the next: half, and three at least, to interpolate the best."""
@@ -193,9 +261,9 @@ def product(*axes: Mapping[str, Changes]) -> dict[str, Changes]:
     paths = [path for change in changes for path in change]
     if duplicates := sorted({path for path in paths if paths.count(path) > 1}):
       raise ValueError(
-        f'two axes of product() change {duplicates[0]}, in {" + ".join(names)}; change it in one of them'
+        f'two axes of product() change {duplicates[0]}, in {JOIN.join(names)}; change it in one of them'
       )
-    arms[' + '.join(names)] = {path: value for change in changes for path, value in change.items()}
+    arms[JOIN.join(names)] = {path: value for change in changes for path, value in change.items()}
   return arms
 
 
@@ -205,7 +273,42 @@ def compare_within(arms: Iterable[str], base: str) -> dict[str, str]:
 
   For base 'rope', 'alibi + pre' is compared with 'rope + pre'.
   """
-  return {name: ' + '.join([base, *name.split(' + ')[1:]]) for name in arms}
+  return {name: JOIN.join([base, *name.split(JOIN)[1:]]) for name in arms}
+
+
+@contextlib.contextmanager
+def prefix_errors(arm: str) -> Iterator[None]:
+  """Prefixes a ValueError with an arm's name."""
+  try:
+    yield
+  except ValueError as error:
+    raise ValueError(f'the arm {arm!r}: {error}') from error
+
+
+def change_config(base: ConfigDict, changes: Changes) -> ConfigDict:
+  """A copy of a complete config, with the changes of an arm.
+
+  Raises:
+    ValueError: for an unknown field.
+  """
+  config = base.copy_and_resolve_references()
+  for path, value in changes.items():
+    assign(config, path, value)
+  return config
+
+
+def validate_names(study: Study) -> None:
+  """Raises ValueError for a field, a variant or a measure that does not exist; imports neither JAX nor a
+  variant.
+
+  Args:
+    study: with a complete config.
+  """
+  for name, changes in study.arms.items():
+    with prefix_errors(name):
+      validate_fields(change_config(study.config, changes))
+  for text in study.measures:
+    require_variants(text, tfm.studies.measures)
 
 
 def load_study(file: str) -> Study:
@@ -218,5 +321,8 @@ def load_study(file: str) -> Study:
   name, _, arg = file.partition(':')
   path = find_file(name, EXPERIMENTS)
   study = load_function(path, 'get_study')(arg)
-  require(isinstance(study, Study), f'{path}: get_study(arg) returns a {type(study).__name__}, not a Study')
+  require(
+    isinstance(study, Study),
+    f'{path}: get_study(arg) returns a value of type {type(study).__name__}, not a Study',
+  )
   return study

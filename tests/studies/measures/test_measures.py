@@ -1,12 +1,20 @@
 """Measures agree with the commands that compute the same numbers."""
 
+import dataclasses
+
 import jax
+import numpy as np
 import pytest
 
+from tfm.config.assemble import Experiment
+from tfm.mixers.protocol import Context
 from tfm.models import flops
 from tfm.runs import load as runs
+from tfm.runs.slices import evaluate_slices
 from tfm.runs.train import train
 from tfm.studies import store
+from tfm.studies.arms import build_model
+from tfm.studies.measures import initialization
 from tfm.studies.measures.protocol import build_measure
 
 
@@ -37,7 +45,7 @@ def measure_run(text, run, params=None):
 @pytest.mark.slow
 def test_split_equals_tfm_evaluate(run):
   assert measure_run('split("validation")', run) == {
-    f'validation_{name}': x for name, x in runs.evaluate(run, 'validation').items()
+    f'validation_{name}': x for name, x in runs.evaluate(run, 'validation').metrics.items()
   }
   doubled = measure_run('split("validation")', run, jax.tree.map(lambda x: 2 * x, run.params))
   assert doubled['validation_loss'] != measure_run('split("validation")', run)['validation_loss']
@@ -62,6 +70,87 @@ def test_step_reports_time_memory_and_flops(run):
   assert (
     set(found['step_seconds_per_token_at_length']) == set(found['step_bytes_per_token_at_length']) == {16, 64}
   )
+
+
+def test_loss_slices_equal_tfm_evaluate(run):
+  found = measure_run('loss_slices(ngram=3)', run)
+  slices = evaluate_slices(run, 'validation', 3, run.config.training.evaluation_batches)
+  assert found.pop('loss_at_position') == {
+    part.first: part.loss for part in slices if part.name == 'position'
+  }
+  assert found == {f'loss_in_{part.name}': part.loss for part in slices if part.name != 'position'}
+
+
+@pytest.mark.parametrize(
+  'scaling, changes', [('linear(factor=1)', False), ('yarn(factor=2, original=32)', True)]
+)
+def test_a_scaling_after_training(run, scaling, changes):
+  plain = measure_run('lengths((32, 64), targets=256)', run)['loss_at_length']
+  [(name, scaled)] = [
+    (name, values)
+    for name, values in measure_run(f'lengths((32, 64), targets=256, scaling="{scaling}")', run).items()
+    if name.endswith('_at_length')
+  ]
+  assert name == f'{scaling.partition("(")[0]}_loss_at_length'
+  assert (scaled != plain) == changes
+
+
+def test_positions_without_rotation_have_no_scaling(run):
+  config = run.config.copy_and_resolve_references()
+  config.model.position = 'alibi'
+  alibi = dataclasses.replace(run, experiment=Experiment(config))
+  measure = build_measure('lengths((64,), scaling="yarn(factor=2, original=32)")')
+  [value] = measure.prepare(alibi)(run.params)
+  assert value.value is None and value.why == "config.model.position='alibi' has no scaling"
+
+
+def test_prefix_matching_of_a_head_by_hand():
+  """One of two heads attends to what followed the first reading of three tokens, but for a tenth."""
+  weights = np.zeros((1, 2, 6, 6))
+  weights[:, 0, :, 0] = 1
+  for query in (3, 4):  # the first and second token again; the third has no successor yet
+    weights[:, 1, query, query - 2] = 0.9
+  assert build_measure('induction(length=3)').match(weights) == pytest.approx(0.9)
+
+
+def test_induction_of_a_run_that_has_not_learnt_it(run):
+  found = measure_run('induction(length=8, rows=4)', run)
+  assert found['prefix_matching'] == max(found['prefix_matching_in_layer'].values()) < 0.5
+  assert abs(found['loss_of_first_reading'] - found['loss_of_second_reading']) < 1
+
+
+def test_mean_cosine_equals_a_loop_over_pairs():
+  x = np.random.default_rng(0).normal(size=(2, 5, 3))
+  real = np.array([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]], bool)
+  pairs = [
+    x[b, i] @ x[b, j] / np.linalg.norm(x[b, i]) / np.linalg.norm(x[b, j])
+    for b, n in enumerate((3, 5))
+    for i in range(n)
+    for j in range(n)
+    if i != j
+  ]
+  assert initialization.mean_cosine(x, real) == pytest.approx(np.mean(pairs), rel=1e-5)
+
+
+def test_initialization_is_where_training_starts(tiny, tmp_path):
+  train(tiny(**{'optimizer.learning_rate': 1e-30}), tmp_path)
+  run = runs.load(tmp_path)
+  jax.tree.map(np.testing.assert_allclose, initialization.init_params(run), run.params)
+  found = measure_run('initialization', run)
+  assert -0.2 < found['token_cosine_at_start'] < 0.5 and 0.1 < found['gradient_norm_at_start'] < 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  'initializer, depth_scaled, alike', [('xavier_uniform', False, True), ('normal(0.02)', True, False)]
+)
+def test_deep_post_norm_makes_all_tokens_alike_by_large_weights(
+  tiny, tmp_path, initializer, depth_scaled, alike
+):
+  config = {'model.layers': 12, 'model.norm_placement': 'post', 'model.initializer': initializer}
+  train(tiny(**config, **{'model.depth_scaled': depth_scaled, 'training.steps': 1}), tmp_path)
+  found = measure_run('initialization', runs.load(tmp_path))
+  assert (found['token_cosine_at_start'] > 0.9) == alike
 
 
 def test_generation_requires_an_encoder_decoder(run):
@@ -146,3 +235,79 @@ def test_parts_add_up_to_the_validation(run, folder):
   assert len({*losses.values()}) == len(losses) == 2  # no more than there are batches
   with pytest.raises(ValueError, match="'parts..bleu'.*names no metric of the validation; known: loss"):
     build_measure('parts("bleu")').metric_names(['loss', 'accuracy'])
+
+
+def test_over_training_measures_every_checkpoint(tiny, tmp_path):
+  """At each step what the measure gives for its checkpoint; and as many must be kept as are saved."""
+  config = tiny()
+  config.training.update(steps=6, evaluate_every=2, keep_checkpoints=2)
+  text = 'over_training("induction(length=8, rows=4)")'
+  with pytest.raises(ValueError, match='saves 3, and config.training.keep_checkpoints=2; set it to 3'):
+    build_measure(text).validate(experiment := Experiment(config), build_model(experiment))
+  config.training.keep_checkpoints = 3
+  train(config, tmp_path)
+  run, measure = runs.load(tmp_path), build_measure(text)
+  found = measure.measure_run(measure.prepare(run), run, tmp_path)
+  assert {value.metric for value in found} == {
+    f'{name}_at_step' for name in ('prefix_matching', 'loss_of_first_reading', 'loss_of_second_reading')
+  }
+  losses = {value.x: value.value for value in found if value.metric == 'loss_of_first_reading_at_step'}
+  assert losses == {
+    step: measure_run(measure.measure, runs.load(tmp_path, str(step)))['loss_of_first_reading']
+    for step in (2, 4, 6)
+  }
+  assert len({*losses.values()}) == 3
+  with pytest.raises(ValueError, match='is itself measured over training'):
+    build_measure(f"over_training('{text}')")
+
+
+def test_valid_symbols_of_a_run_by_a_loop(tiny, tmp_path):
+  """Text by text, without padding."""
+  config = tiny(
+    **{
+      'objective': 'answers',
+      'data.packing': 'answered',
+      'data.source': 'regbench(states=5, symbols=6, strings=6, length=4, held_out=4)',
+      'data.tokenizer': 'words',
+      'data.length': 32,
+      'training.steps': 20,
+      'optimizer.learning_rate': 1e-2,
+    }
+  )
+  train(config, tmp_path)
+  run, right = runs.load(tmp_path), {}
+  for index in range(4):
+    automaton, strings = run.experiment.source.document('validation', index)
+    tokens = run.encode(' '.join(' '.join(['|', *string]) for string in strings))
+    logits, _ = run.model.apply({'params': run.params}, tokens[None], Context.contiguous(tokens[None]))
+    ids = {symbol: run.tokenizer.encode(f'| {symbol}')[-1] for symbol in (f's{i}' for i in range(1, 7))}
+    before = len(tokens) - len(' '.join(' '.join(['|', *string]) for string in strings).split())
+    for number, string in enumerate(strings, 1):
+      state = 0
+      for symbol in string:
+        likeliest = max(ids, key=lambda name: logits[0, before, ids[name]])
+        right.setdefault(number, []).append(likeliest in automaton[state])
+        state, before = automaton[state][symbol], before + 1
+      before += 1
+  found = measure_run('valid_symbols(texts=4, rows=3)', run)
+  assert found['valid_symbols'] == pytest.approx(np.mean(sum(right.values(), [])))
+  assert found['valid_symbols_at_string'] == pytest.approx({i: np.mean(right[i]) for i in (1, 2, 3)})
+  assert 0 < found['valid_symbols'] < 1
+
+
+def test_valid_symbols_requires_languages_and_whole_symbols(run, tiny, tmp_path):
+  with pytest.raises(ValueError, match='needs a run that trains on languages, and config.data.source='):
+    build_measure('valid_symbols').prepare(run)
+  config = tiny(
+    **{
+      'objective': 'answers',
+      'data.packing': 'answered',
+      'data.source': 'regbench(strings=2, length=2, held_out=100)',
+      'training.steps': 1,
+    }
+  )
+  train(config, tmp_path)
+  with pytest.raises(ValueError, match="splits the symbols of regbench.*use 'words'"):
+    build_measure('valid_symbols').prepare(runs.load(tmp_path))
+  with pytest.raises(ValueError, match='reads more texts than .* holds out, 100'):
+    build_measure('valid_symbols(texts=101)').prepare(runs.load(tmp_path))

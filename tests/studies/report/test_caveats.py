@@ -46,6 +46,16 @@ def test_a_rate_at_an_end_of_its_range(rate, side):
   assert [f'rate of alibi is the {side}' in line for line in found] == [True] * (side is not None)
 
 
+def test_arms_that_start_with_all_tokens_alike():
+  study_results = results(dict(rope=0.0, alibi=0.3))
+  for arm, cosine in (('rope', 0.1), ('alibi', 0.95)):
+    study_results['values'] += [
+      dict(arm=arm, seed=seed, metric='token_cosine_at_start', x=None, value=cosine) for seed in range(3)
+    ]
+  [line] = caveats(study_results, 'alike')
+  assert 'tokens of alibi are alike (mean cosine up to 0.95)' in line
+
+
 @pytest.mark.parametrize(
   'losses, is_steep', [([5, 3, 2.5, 2.2, 2.1, 2.0], True), ([5, 3, 2.2, 2.05, 2.01, 2.0], False)]
 )

@@ -78,8 +78,9 @@ def test_the_markdown_has_every_arm_and_its_means(written):
     for part in re.findall(r'(?:^\|.*\n)+', text, re.MULTILINE)
   ]
   assert all(len({*map(len, table)}) == 1 for table in tables)  # no cell of a name is taken for two
-  ranking_, arms, lengths, others, how = tables
+  ranking_, arms, targets, lengths, others, how = tables
   assert [row[1] for row in ranking_[2:]] == [row.name.replace('|', r'\|') for row in rank_arms(report).rows]
+  assert targets[0] == ['arm', 'target', 'steps', 'training FLOPs', 'time']
   assert lengths[0] == ['arm', '64', '128', '256'] and others[0] == ['arm', 'accuracy (untested)']
   assert arms[0] == ['arm', 'changes', 'matched in parameters', 'parameters', 'training FLOPs per token']
   learned = next(row for row in arms if row[0] == 'learned')

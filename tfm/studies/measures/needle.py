@@ -8,7 +8,7 @@ from tfm.data.sources import needle as needles
 from tfm.data.special_tokens import base_tokenizer
 from tfm.evaluation.length_extrapolation import explain_impossible
 from tfm.parallel import sharding
-from tfm.runs import load as runs
+from tfm.runs.measure_split import build_evaluate_fn
 from tfm.spec import Fraction, PositiveInt, Size
 from tfm.studies.measures import protocol
 from tfm.studies.measures.protocol import Value
@@ -56,7 +56,7 @@ class Needle(protocol.Measure):
         for depth in self.depths:
           texts = dataclasses.replace(source, length=length, longer=None, depth=depth, held_out=self.texts)
           data = pipeline.open_data(texts, base_tokenizer(run.tokenizer), cache.directory())
-          evaluate[length, depth] = runs.build_evaluate_fn(
+          evaluate[length, depth] = build_evaluate_fn(
             Experiment(config), run.model, data, where, 'validation', batches=0
           )
 

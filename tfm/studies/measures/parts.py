@@ -12,6 +12,7 @@ from tfm.errors import suggest
 from tfm.evaluation.evaluate_split import sum_batches
 from tfm.parallel import sharding
 from tfm.runs import load as runs
+from tfm.runs.measure_split import evaluation_batch_size
 from tfm.spec import Size
 from tfm.studies.measures import protocol
 from tfm.studies.measures.protocol import Value
@@ -57,7 +58,7 @@ class Parts(protocol.Measure):
     def measure(params):
       with sharding.context(run.mesh, run.rules):
         where = sharding.batch_sharding(run.mesh, run.rules)
-        size = runs.evaluation_batch_size(config, where)
+        size = evaluation_batch_size(config, where)
         share, training = process_share(where, size), config.training
         batches = pipeline.evaluation_batches(
           rows, size, share, config.data.reader_threads, training.evaluation_batches

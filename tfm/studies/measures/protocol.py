@@ -2,6 +2,7 @@
 
 import abc
 import dataclasses
+import pathlib
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
@@ -58,6 +59,14 @@ class Measure(abc.ABC):
     Raises:
       ValueError: if the measure does not support the run.
     """
+
+  def measure_run(
+    self, measure: Callable[[PyTree], list[Value]], run: Run, run_dir: pathlib.Path
+  ) -> list[Value]:
+    """All numbers of the run in `run_dir`, those of its last parameters, by the function that `prepare` has
+    returned for its arm.
+    """
+    return measure(run.params)
 
 
 def build_measure(text: str) -> Measure:

@@ -4,6 +4,7 @@ import dataclasses
 
 from tfm.parallel import sharding
 from tfm.runs import load as runs
+from tfm.runs.measure_split import build_evaluate_fn
 from tfm.studies.measures import protocol
 from tfm.studies.measures.protocol import Value
 
@@ -24,7 +25,7 @@ class Split(protocol.Measure):
   def prepare(self, run):
     with sharding.context(run.mesh, run.rules):
       where = sharding.batch_sharding(run.mesh, run.rules)
-      evaluate = runs.build_evaluate_fn(
+      evaluate = build_evaluate_fn(
         run.experiment, run.model, runs.open_data(run), where, self.split, batches=0
       )
 

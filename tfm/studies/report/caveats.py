@@ -1,19 +1,21 @@
 """The warnings of a report: what may turn its findings over."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import numpy as np
 
 from tfm.studies.learning_rates import list_rates_tried
 from tfm.studies.report.ranking import Ranking, Row
-from tfm.studies.report.values import loss_curves, scalar_values
+from tfm.studies.report.values import mean_curves, scalar_values
 from tfm.studies.report.wording import format_number, join_names
 
 
 # A loss falls steeply if it falls by more than these in the last fifth of the steps: part of its size, and
 # deviations over seeds.
 STEEP, LAST = (0.01, 2.0), 0.8
+# Above this mean cosine of two tokens before the first step, the layers have made all tokens alike.
+ALIKE = 0.9
 # Below so many tokens of evaluation text, differences depend on which text it is.
 SMALL_TEXT = 1_000_000
 
@@ -22,6 +24,7 @@ def list_caveats(results: dict, ranking: Ranking) -> list[str]:
   """A sentence on each reason to doubt the ranking."""
   return [
     *_warn_of_rates(results),
+    *_warn_of_initialization(results),
     *_warn_of_steep_curves(results, ranking),
     *_warn_of_crossing_curves(results, ranking),
     *_warn_of_text(results, ranking),
@@ -47,6 +50,20 @@ def _warn_of_rates(results: dict) -> Iterator[str]:
         f'The best learning rate of {join_names(arms)} is the {side} that was tried; a wider range may be '
         'better.'
       )
+
+
+def _warn_of_initialization(results: dict) -> Iterator[str]:
+  """Arms that start with all tokens alike, as the measure initialization finds."""
+  cosines = {
+    arm: max(of_seeds.values())
+    for arm, of_seeds in scalar_values(results, 'token_cosine_at_start').items()
+    if of_seeds
+  }
+  if alike := [arm for arm, cosine in cosines.items() if cosine > ALIKE]:
+    yield (
+      f'Before the first step the tokens of {join_names(alike)} are alike (mean cosine up to '
+      f'{format_number(max(cosines[arm] for arm in alike), 2)}): the rank tells of the initialization.'
+    )
 
 
 def _warn_of_steep_curves(results: dict, ranking: Ranking) -> Iterator[str]:
@@ -116,17 +133,3 @@ def is_transferable(row: Row, ranking: Ranking) -> bool:
   if row.verdict == 'same':
     return -ranking.criterion.margin < low and high < ranking.criterion.margin
   return low > 0 or high < 0
-
-
-def mean_curves(results: dict) -> Mapping[str, Mapping[float, float]]:
-  """Arm → step → validation loss, the mean over finished seeds at the steps that all have, of two steps or
-  more.
-  """
-  diverged = {arm['name']: arm['diverged'] for arm in results['arms']}
-  curves = {}
-  for arm, seeds in loss_curves(results, 'validation').items():
-    lines = [line for seed, line in seeds.items() if seed not in diverged[arm]]
-    steps = sorted(set.intersection(*map(set, lines))) if lines else []
-    if len(steps) > 1:
-      curves[arm] = {step: float(np.mean([line[step] for line in lines])) for step in steps}
-  return curves

@@ -5,7 +5,7 @@ import urllib.parse
 from collections.abc import Iterator, Sequence
 
 from tfm.studies.learning_rates import find_optimum, list_rates_tried
-from tfm.studies.report import plots, values
+from tfm.studies.report import plots, scaling, targets, values
 from tfm.studies.report.axes import XAxis
 from tfm.studies.report.metric_tests import MAX_COLUMNS
 from tfm.studies.report.plots import Plot
@@ -40,8 +40,10 @@ def list_plots(results: dict, ranking: Ranking) -> Iterator[Plot]:
     + (' The grey band is the range of the base over its seeds.' if has_base_range else ''),
     lambda width: plots.draw_ranking(rows, label, width),
   )
+  yield from scaling.list_scaling_plots(results, label)
   yield from _list_rates(results, ranking, label)
   yield from _list_curves(results, rows)
+  yield from _list_curves_by_cost(results, rows)
   yield from _list_metrics_by_x(results, rows)
   for name, (x_label, cost) in list_costs(results, rows).items():
     yield Plot(
@@ -91,6 +93,30 @@ def _list_curves(results: dict, rows: Sequence[Row]) -> Iterator[Plot]:
           lines, f'{LOSSES[split].lower()} loss', XAxis('step'), width, plots.start_limits(lines)
         ),
       )
+
+
+def _list_curves_by_cost(results: dict, rows: Sequence[Row]) -> Iterator[Plot]:
+  """The validation loss against the compute and the time of training, where arms differ in them."""
+  arms = {arm['name']: arm for arm in results['arms']}
+  curves = values.mean_curves(results)
+  for key, (label, _) in targets.TOKEN_COSTS.items():
+    totals = [(row, targets.cost_of_steps(arms[row.name], key, 1.0)) for row in rows if row.name in curves]
+    shown = [(row, total) for row, total in totals if total]
+    costs = [total for _, total in shown]
+    if len(shown) < 2 or max(costs) <= (1 + EQUAL) * min(costs):
+      continue
+    lines = []
+    for row, total in shown:
+      steps, losses = [*curves[row.name]], [*curves[row.name].values()]
+      lines.append(plots.Line(row, [total * step / steps[-1] for step in steps], losses, losses, losses))
+    yield Plot(
+      f'curves_{key}',
+      f'Validation loss against {label}',
+      'Means over seeds, untested. A schedule that ends earlier would reach a loss earlier.',
+      lambda width, lines=lines, label=label: plots.draw_lines(
+        lines, 'validation loss', XAxis(label), width, plots.start_limits(lines)
+      ),
+    )
 
 
 def _list_metrics_by_x(results: dict, rows: Sequence[Row]) -> Iterator[Plot]:

@@ -69,6 +69,9 @@ def render_html(results: dict, ranking: Ranking, all_plots: Sequence[Plot]) -> s
     x_names=join_names([*x_names]),
     has_rates=tables.has_selected_rates(results),
     rates=tables.tabulate_rates(results, ranking),
+    scaling=tables.tabulate_scaling(results),
+    targets=tables.tabulate_targets(results, ranking),
+    suite=tables.tabulate_aggregates(results),
     is_solved=ranking.criterion.solved_at is not None,
     metric_tables=[*tables.tabulate_means(results, ranking)],
     other_metrics=tables.tabulate_other_metrics(results, ranking),
@@ -83,6 +86,7 @@ def render_markdown(results: dict, ranking: Ranking, all_plots: Sequence[Plot]) 
   columns, cells = tables.tabulate_ranking(results, ranking)
   shown = {
     'ranking',
+    'scaling',
     'rates',
     'loss_at_length',
     *(f'cost_{cost}' for cost in results['study'].get('costs', ())),
@@ -98,6 +102,9 @@ def render_markdown(results: dict, ranking: Ranking, all_plots: Sequence[Plot]) 
     arms=tables.tabulate_settings(results, ranking),
     plots=[plot for plot in all_plots if plot.name in shown],
     rates=tables.tabulate_rates(results, ranking),
+    scaling=tables.tabulate_scaling(results),
+    targets=tables.tabulate_targets(results, ranking),
+    suite=tables.tabulate_aggregates(results),
     metric_tables=[*tables.tabulate_means(results, ranking)],
     other_metrics=tables.tabulate_other_metrics(results, ranking),
     legend=metric_tests.LEGEND,

@@ -229,6 +229,17 @@ def draw_rates(lines: Sequence[Line], optima: Mapping[str, Optimum], label: str,
   return figure
 
 
+def draw_scaling(lines: Sequence[Line], curves: Mapping[str, Callable], label: str, width: float) -> Figure:
+  """Lines of a loss against compute, with the fitted curve of each series dashed."""
+  figure = draw_lines(lines, label, XAxis('training FLOPs', 10), width)
+  for line in lines:
+    if line.row.name in curves:
+      x = np.geomspace(line.x[0], line.x[-1], 50)
+      colour = LIGHT[palette.hue(line.row.index, line.row.is_base)]
+      figure.axes[0].plot(x, curves[line.row.name](x), color=colour, linewidth=0.8, linestyle=(0, (4, 2)))
+  return figure
+
+
 def start_limits(lines: Sequence[Line]) -> tuple[float, float] | None:
   """Limits of y to the values of the bands after the first `START` of their x; None without bands."""
   bands = [line for line in lines if line.low is not None]

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from tfm.studies.learning_rates import rank_correlation
 from tfm.studies.report.ranking import Ranking, Row
+from tfm.studies.report.scaling import describe_curves, explain_curves
+from tfm.studies.report.suites import describe_suite, explain_suite
 from tfm.studies.report.wording import format_number, join_names
 from tfm.studies.statistics import power
 from tfm.studies.statistics.compare import Comparison
@@ -18,9 +20,11 @@ PERCENT = f'{LEVEL:.0%}'.replace('%', ' %')
 def answer_question(results: dict, ranking: Ranking) -> str:
   """What the results show, in one sentence: what is best, by how much, and how sure."""
   rows = ranking.rows
-  parts = [_describe_leader(results, ranking)] if ranking.criterion.solved_at is None else []
-  for base in ranking.bases:
-    parts += _describe_comparisons(base, results, ranking)
+  parts = describe_curves(results) + describe_suite(results)
+  if not parts:
+    parts += [_describe_leader(results, ranking)] if ranking.criterion.solved_at is None else []
+    for base in ranking.bases:
+      parts += _describe_comparisons(base, results, ranking)
   if failed := [row.name for row in rows if row.verdict == 'did not finish']:
     parts.append(f'{join_names(failed)} did not finish')
   if untrained := [row.name for row in rows if row.verdict == 'not trained yet']:
@@ -145,7 +149,12 @@ def explain_statistics(results: dict, ranking: Ranking) -> list[str]:
       f"Intervals: {PERCENT}. Those of means are Student's, with the deviation within arms, "
       f'{format_number(analysis.within.deviation, places)}; those of differences hold all together.'
     )
-  lines += [*_explain_tests(ranking), *_explain_rungs(results)]
+  lines += [
+    *_explain_tests(ranking),
+    *_explain_rungs(results),
+    *explain_curves(results),
+    *explain_suite(results),
+  ]
   if analysis.noisy:
     lines.append(
       f'{join_names(analysis.noisy)} {"varies" if len(analysis.noisy) == 1 else "vary"} over seeds unlike '

@@ -15,6 +15,9 @@ from tfm.studies.report import figures, palette, sentences
 from tfm.studies.report.caveats import list_caveats
 from tfm.studies.report.metric_tests import compare_by_x, compare_scalars
 from tfm.studies.report.ranking import Ranking, Row, rank_arms
+from tfm.studies.report.scaling import tabulate_curves
+from tfm.studies.report.suites import tabulate_suite
+from tfm.studies.report.targets import list_targets
 from tfm.studies.report.wording import decimals_for, format_number
 from tfm.studies.statistics.shares import Share
 from tfm.studies.statistics.summary import Spread, format_p, summarize
@@ -166,6 +169,31 @@ def tabulate_means(results: dict, ranking: Ranking) -> Iterator[XTable]:
       [f'{x:g}' for x in tests.values],
       [(row.name, [format_cell(x, row.name) for x in tests.values]) for row in ranking.rows],
     )
+
+
+def tabulate_scaling(results: dict) -> XTable | None:
+  """The fitted curve of each series; None without scales."""
+  rows = tabulate_curves(results)
+  base = rows and rows[0][0]
+  columns = ['exponent', 'smallest', 'largest', 'relation']
+  return XTable('compute multiplier', 'training FLOPs', f'against {base}', columns, rows) if rows else None
+
+
+def tabulate_targets(results: dict, ranking: Ranking) -> XTable | None:
+  """What each arm costs until its loss is that of its base in the end; None for other metrics."""
+  rows = list_targets(results, ranking)
+  columns = ['target', 'steps', 'training FLOPs', 'time']
+  return (
+    XTable('steps, compute and time', 'target', 'of mean curves (untested)', columns, rows) if rows else None
+  )
+
+
+def tabulate_aggregates(results: dict) -> XTable | None:
+  """Each series over all tasks; None without tasks."""
+  rows = tabulate_suite(results)
+  columns = ['interquartile mean', 'probability of improvement']
+  metric = results['study']['metric']
+  return XTable(metric, 'aggregate over tasks', 'intervals of 95 %', columns, rows) if rows else None
 
 
 def tabulate_rates(results: dict, ranking: Ranking) -> XTable | None:

@@ -2,7 +2,9 @@
 
 import collections
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+
+import numpy as np
 
 from tfm.studies.report.wording import first_line
 
@@ -113,6 +115,20 @@ def loss_curves(results: dict, split: str) -> dict[str, dict[int, dict[float, fl
     ((c['arm'], c['seed'], c['step'], c['loss']) for c in results['curves'] if c['split'] == split),
     excluded=(),
   )
+
+
+def mean_curves(results: dict) -> Mapping[str, Mapping[float, float]]:
+  """Arm → step → validation loss, the mean over finished seeds at the steps that all have, of two steps or
+  more.
+  """
+  diverged = {arm['name']: arm['diverged'] for arm in results['arms']}
+  curves = {}
+  for arm, seeds in loss_curves(results, 'validation').items():
+    lines = [line for seed, line in seeds.items() if seed not in diverged[arm]]
+    steps = sorted(set.intersection(*map(set, lines))) if lines else []
+    if len(steps) > 1:
+      curves[arm] = {step: float(np.mean([line[step] for line in lines])) for step in steps}
+  return curves
 
 
 def _group_by_x(results, entries: Iterable[tuple], excluded=None):

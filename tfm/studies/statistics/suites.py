@@ -1,0 +1,61 @@
+"""Aggregate scores over the tasks of a suite, with intervals (Agarwal et al. 2021, "Deep reinforcement
+learning at the edge of the statistical precipice", §4)."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from tfm.errors import importing_extra
+from tfm.shapes import Float
+from tfm.studies.statistics.summary import ALPHA
+
+
+with importing_extra('ablation'):
+  from scipy import stats
+
+
+DRAWS = 2000
+
+# The scores of the runs of each task; tasks may have different numbers of runs.
+Scores = Sequence[Float[np.ndarray, 'N']]
+
+
+@dataclasses.dataclass(frozen=True)
+class Aggregate:
+  """A number over all tasks, and its interval."""
+
+  value: float
+  low: float
+  high: float
+
+
+def interquartile_mean(scores: Scores) -> float:
+  """The mean of the middle half of all runs of all tasks, from the 25th to the 75th percentile."""
+  return float(stats.trim_mean(np.concatenate(scores), 0.25))
+
+
+def probability_of_improvement(scores: Scores, base: Scores) -> float:
+  """The probability that a run is better than one of the base, higher being better, as a mean over tasks.
+
+  Of equal runs half count, as in Mann and Whitney's U.
+  """
+  differences = [np.subtract.outer(own, others) for own, others in zip(scores, base, strict=True)]
+  return float(np.mean([(1 + np.sign(of_task)).mean() / 2 for of_task in differences]))
+
+
+def aggregate(statistic: Callable[..., float], *scores: Scores, draws: int = DRAWS) -> Aggregate:
+  """A statistic with its interval: percentiles over runs that are drawn again, in each task on its own.
+
+  A stratified bootstrap: tasks are not drawn. With n runs of each task it is too narrow, by about
+  √((n - 1) / n).
+
+  Args:
+    statistic: of as many scores as are given, such as `interquartile_mean`.
+  """
+  draw = np.random.default_rng(0)
+  drawn = [
+    statistic(*([draw.choice(runs, len(runs)) for runs in of_arm] for of_arm in scores)) for _ in range(draws)
+  ]
+  low, high = np.quantile(drawn, [ALPHA / 2, 1 - ALPHA / 2])
+  return Aggregate(statistic(*scores), float(low), float(high))
