@@ -1,5 +1,7 @@
 """Config files: loading, shrinking to a smoke test."""
 
+import pathlib
+
 import pytest
 
 from tests.config.configs import assert_rejected, complete
@@ -93,6 +95,11 @@ class TestLoad:
     assert_rejected(
       lambda: load_config(f'{tmp_path}/typo.py'), 'config.model.hedas=4', "did you mean 'heads'?"
     )
+
+  def test_a_name_without_its_suffix_is_answered_with_the_file(self, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    pathlib.Path('mine.py').touch()
+    assert_rejected(lambda: load_config('mine'), '--config=mine is neither a path nor a name; use', 'mine.py')
 
   def test_get_config_receives_the_argument_without_smoke(self, tmp_path):
     (tmp_path / 'c.py').write_text('def get_config(arg): return dict(objective=repr(arg))')

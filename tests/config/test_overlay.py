@@ -77,7 +77,7 @@ class TestCommandLine:
       ('--config.model.mask=causal & window(8)', 'model.mask', 'causal & window(8)'),
       ('--config.data.source=text("a=b/*.txt")', 'data.source', 'text("a=b/*.txt")'),
       ('--config.rules.batch=', 'rules.batch', ''),
-      ('--config.model.mask=3', 'model.mask', '3'),
+      ('--config.init_from=3', 'init_from', '3'),
       ('--config.mesh.tensor=-1', 'mesh.tensor', -1),
     ],
   )

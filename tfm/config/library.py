@@ -7,10 +7,10 @@ package (setup.py); in a clone, also in its editable install, they are beside it
 import ast
 import importlib.util
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import tfm
-from tfm.errors import parsing, require, suggest
+from tfm.errors import FileError, parsing, require, suggest
 
 
 CONFIGS, EXPERIMENTS = 'configs', 'experiments'
@@ -37,22 +37,38 @@ def find_file(text: str, folder: str, flag: str = '') -> str:
   Raises:
     ValueError: for a name that `folder` does not have, or a path that is no file.
   """
-  files, path = list_files(folder), pathlib.PurePath(text)
+  files, path = list_files(folder), pathlib.Path(text)
   if len(path.parts) == 1 and not path.suffix:
-    require(text in files, f'{flag}{text} is neither a path nor a name; {suggest(text, files)}')
+    remedy = f'use {flag}{text}.py' if path.with_suffix('.py').is_file() else suggest(text, files)
+    require(text in files, f'{flag}{text} is neither a path nor a name; {remedy}')
     return str(files[text])
   hint = f', or {flag}{path.stem}, which comes with tfm' if path.stem in files else ''
-  require(pathlib.Path(text).is_file(), f'{flag}{text} is no file; use the path of one{hint}')
+  require(path.is_file(), f'{flag}{text} is no file; use the path of one{hint}')
   return text
 
 
-def load_function(path: str, function: str, flag: str = '') -> Callable:
+class UnknownArgument(FileError):
+  """A name after the colon that a config or study does not have, and the names that it has."""
+
+  def __init__(self, argument: str, names: Iterable[str]):
+    super().__init__(argument)
+    self.argument, self.names = argument, tuple(names)
+
+
+def require_argument(argument: str, names: Iterable[str] = ()) -> None:
+  """For `get_config` and `get_study`: raises UnknownArgument for an argument that is none of these names."""
+  if argument and argument not in names:
+    raise UnknownArgument(argument, names)
+
+
+def load_function(path: str, function: str, flag: str = '', shared: Iterable[str] = ()) -> Callable:
   """Executes a Python file and returns the function of one argument that it defines.
 
   Args:
     path: the file.
     function: the function's name.
     flag: the command-line flag that names the file, such as `--config=`, as a prefix of error messages.
+    shared: arguments that the caller takes for all files, for error messages.
 
   Raises:
     ValueError: if the file does not define the function.
@@ -67,7 +83,11 @@ def load_function(path: str, function: str, flag: str = '') -> Callable:
     raise ValueError(f'{flag}{path} defines no {function}(arg)')
 
   def call(argument):
-    with parsing(path, f'{function}({argument!r})'):
-      return getattr(module, function)(argument)
+    try:
+      with parsing(path, f'{function}({argument!r})'):
+        return getattr(module, function)(argument)
+    except UnknownArgument as error:
+      known = suggest(error.argument, [*error.names, *shared])
+      raise ValueError(f'{flag}{path} has no {error.argument!r}; {known}') from error
 
   return call

@@ -29,7 +29,7 @@ def load_config(file: str) -> ConfigDict:
     given = (
       read_json(path, own_args)
       if path.endswith('.json')
-      else load_function(path, 'get_config', '--config=')(own_args)
+      else load_function(path, 'get_config', '--config=', ['smoke'])(own_args)
     )
     require(
       i == 0 or not path.endswith('.json'),
@@ -37,7 +37,8 @@ def load_config(file: str) -> ConfigDict:
     )
     require(
       isinstance(given, (Mapping, ConfigDict)),
-      f'--config={part} returns a {type(given).__name__}; get_config(arg) must return a ConfigDict',
+      f'--config={part} returns a value of type {type(given).__name__}; '
+      'get_config(arg) must return a ConfigDict',
     )
     config = overlay(config, given)
   return smoke(config) if is_smoke else config

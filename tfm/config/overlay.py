@@ -62,7 +62,7 @@ def find(config: ConfigDict, path: str, value: Any = ...) -> tuple[ConfigDict, s
   node, names = config, path.split('.')
   for depth, name in enumerate(names):
     if (table := '.'.join(names[:depth])) in TABLES and depth == len(names) - 1 and name not in node:
-      node[name] = TABLES[table]
+      node[name] = TABLES[table].default
     if not isinstance(node, ConfigDict) or name not in node:
       section = '.'.join(['config', *names[:depth]])
       known = suggest(name, node) if isinstance(node, ConfigDict) else 'it has no fields of its own'

@@ -2,22 +2,24 @@
 
 from ml_collections import ConfigDict
 
-import tfm.feed_forwards
 from tfm import spec
-from tfm.config.schema import parts, validate_ranges
+from tfm.config.schema import parts, validate_fields
 from tfm.errors import require
-from tfm.feed_forwards.protocol import FeedForward, default_hidden
-from tfm.layers.classification_head import CLASS_TOKEN_COUNT
 
 
 def resolve_config(config: ConfigDict) -> ConfigDict:
   """A copy in which every None is replaced by the value that it stands for.
 
   Raises:
-    ValueError: for a value out of its range, or one from which another cannot be derived.
+    ValueError: for a value out of its range, a name that does not exist, or a value from which another cannot
+      be derived.
   """
   config = config.copy_and_resolve_references()
-  validate_ranges(config)
+  validate_fields(config)
+  # Imported after that, because they import JAX.
+  from tfm.feed_forwards.protocol import default_hidden
+  from tfm.layers.classification_head import CLASS_TOKEN_COUNT
+
   model = config.model
   if model.mask is None:
     model.mask = 'full' if model.architecture == 'encoder' else 'causal'
@@ -62,6 +64,9 @@ def is_branch(feed_forward: str) -> bool:
   """Whether a spec names a feed-forward layer; True for an invalid spec, which is reported later with its
   field.
   """
+  import tfm.feed_forwards
+  from tfm.feed_forwards.protocol import FeedForward
+
   try:
     return spec.find_variant(spec.parse(feed_forward).name, tfm.feed_forwards, FeedForward).is_branch
   except spec.SpecError:

@@ -12,6 +12,8 @@ from annotated_types import Interval
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
+from tfm.config.field_errors import build_field
+from tfm.config.names import FromSlot, FromTable, OneOf
 from tfm.errors import require
 from tfm.spec import (
   NonNegativeFloat,
@@ -40,14 +42,16 @@ BLOCK_FIELDS = (
   'norm',
   'norm_placement',
   'residual',
+  'canon',
+  'own_keys',
   'bias',
 )
 
 # The fields that the cross-attention of an encoder-decoder has too.
 CROSS_FIELDS = ('heads', 'kv_heads', 'head_width', 'mixer', 'position', 'mask', 'score', 'kernel', 'bias')
 
-# Sections whose fields are named by a config, and the default of each.
-TABLES = {'data.sources': ''}
+# Sections whose fields are named by a config, and each of their fields.
+TABLES = {'data.sources': FromSlot('', 'data.sources', reads_paths=True)}
 
 # Sections in which None means "as the model's".
 INHERITING = ('model.blocks.', 'model.encoder.', 'model.cross.')
@@ -60,11 +64,14 @@ class Ranged(NamedTuple):
   type: Any
 
 
+FIELDS = Ranged, FromSlot, FromTable, OneOf  # fields whose values are checked
+
+
 def default_config() -> ConfigDict:
   """Every field with its default. None means "derived from other fields", by `resolve_config`."""
 
   def defaults(fields):
-    if isinstance(fields, Ranged):
+    if isinstance(fields, FIELDS):
       return fields.default
     return {name: defaults(field) for name, field in fields.items()} if isinstance(fields, dict) else fields
 
@@ -72,33 +79,45 @@ def default_config() -> ConfigDict:
 
 
 @functools.cache
+def checked_fields() -> dict[str, Any]:
+  """Path → one of `FIELDS`, of every field that has one."""
+
+  def walk(fields, prefix=''):
+    for name, field in fields.items():
+      if isinstance(field, FIELDS):
+        yield f'{prefix}{name}', field
+      elif isinstance(field, dict):
+        yield from walk(field, f'{prefix}{name}.')
+
+  return dict(walk(_fields()))
+
+
 def field_ranges() -> dict[str, Any]:
   """Path → type with its range, of every field that has one."""
-
-  def ranges(fields, prefix=''):
-    for name, field in fields.items():
-      if isinstance(field, Ranged):
-        yield f'{prefix}{name}', field.type
-      elif isinstance(field, dict):
-        yield from ranges(field, f'{prefix}{name}.')
-
-  return dict(ranges(_fields()))
+  return {path: field.type for path, field in checked_fields().items()}
 
 
-def validate_ranges(config: ConfigDict) -> None:
-  """Raises ValueError for a field whose value is out of its range; None is valid until it is resolved."""
-  ranges = field_ranges()
+def validate_fields(config: ConfigDict) -> None:
+  """Raises ValueError for a field whose value is out of its range, or names what is not there; None is valid
+  until it is resolved. Imports neither JAX nor a variant.
+  """
+  fields = checked_fields()
   for path, value in leaves(config):
     # The fields of a section that inherits have the ranges of the model's fields.
     section = next((prefix for prefix in INHERITING if path.startswith(prefix)), None)
     name = path if section is None else f'model.{path.rpartition(".")[2]}'
-    if value is not None and name in ranges:
-      reason = unsuitable_reason(value, ranges[name])
-      require(not reason, f'config.{path}={shorten(value)} {reason}')
+    field = TABLES.get(path.rpartition('.')[0], fields.get(name))
+    if value is None or field is None:
+      continue
+    reason = unsuitable_reason(value, field.type)
+    require(not reason, f'config.{path}={shorten(value)} {reason}')
+    for text in value if isinstance(value, (tuple, list)) else [value]:
+      if text and not isinstance(field, Ranged):
+        build_field(path, field.validate, text)
 
 
 def _fields() -> dict[str, Any]:
-  """The defaults of all sections and fields; a field with a range is `Ranged`.
+  """The defaults of all sections and fields; what is checked is one of `FIELDS`.
 
   The comment beside a field, or right above it, is its description in `--help` and in the docs.
   """
@@ -106,17 +125,22 @@ def _fields() -> dict[str, Any]:
     seed=Ranged(0, Annotated[int, Interval(ge=0, lt=2**32)]),  # of parameters, batches and dropout
     init_from='',  # the --workdir of a trained or imported run whose parameters training starts from
     data=dict(
-      source='stdlib',  # tfm/data/sources: stdlib, text('*.txt'), arrow('folder'), tfds('name'), digits, …
+      # tfm/data/sources: stdlib, text('*.txt'), arrow('folder'), tfds('name'), digits, …
+      source=FromSlot('stdlib', 'data.sources', reads_paths=True),
       sources=dict(),  # name → source, '' for none; for the mixtures of config.data.source, mix(name=0.7, …)
-      tokenizer='bytes',  # tfm/data/tokenizers: bytes, char, words, sentencepiece(8000)
-      source_tokenizer=placeholder(str),  # for the source of pairs; None: one tokenizer for both sides
+      # tfm/data/tokenizers: bytes, char, words, sentencepiece(8000)
+      tokenizer=FromSlot('bytes', 'data.tokenizers'),
+      # for the source of pairs; None: one tokenizer for both sides
+      source_tokenizer=FromSlot(placeholder(str), 'data.tokenizers'),
       length=Ranged(256, Size),  # tokens of a row; for images: patches and class tokens
-      packing='concat',  # tfm/data/packing: concat, first_fit, buckets (pairs), each (classes), …
+      # tfm/data/packing: concat, first_fit, buckets (pairs), each (classes), …
+      packing=FromSlot('concat', 'data.packing'),
       # threads that prepare training batches
       reader_threads=Ranged(2, Annotated[int, Interval(ge=0, le=1024)]),
     ),
     model=dict(
-      architecture='decoder',  # decoder, encoder_decoder, encoder
+      # decoder, encoder_decoder, encoder
+      architecture=OneOf('decoder', 'config.assemble.models:ARCHITECTURES'),
       # in an encoder-decoder this and the following describe the decoder
       layers=Ranged(6, Annotated[int, Interval(ge=1, le=10_000)]),
       width=Ranged(384, Size),  # D, channels of a token between blocks
@@ -124,17 +148,27 @@ def _fields() -> dict[str, Any]:
       # K, key/value heads; None: heads (multi-head); 1: multi-query; between: grouped
       kv_heads=Ranged(placeholder(int), Size),
       head_width=Ranged(placeholder(int), Size),  # C, channels of a head; None: width / heads
-      mixer='softmax',  # tfm/mixers: softmax, linear, gated_delta, mamba2, latent, …
-      position='rope',  # tfm/positions: rope(theta=…), alibi, t5, learned, sinusoidal, none, …
-      mask=placeholder(str),  # tfm/masks, combined with & | ~; None: causal, or full in encoders
-      score='dot',  # tfm/scores: dot, additive, bilinear, cosine
-      kernel='auto',  # tfm/kernels: auto, dense, chunked, ring, cudnn, splash, tokamax
-      feed_forward='gelu',  # tfm/feed_forwards: relu, gelu, swiglu, mixture_of_experts(…), none, …
+      mixer=FromSlot('softmax', 'mixers'),  # tfm/mixers: softmax, linear, gated_delta, mamba2, latent, …
+      # tfm/positions: rope(theta=…), alibi, t5, learned, sinusoidal, none, …
+      position=FromSlot('rope', 'positions'),
+      # tfm/masks, combined with & | ~; None: causal, or full in encoders
+      mask=FromSlot(placeholder(str), 'masks'),
+      score=FromSlot('dot', 'scores'),  # tfm/scores: dot, additive, bilinear, cosine
+      kernel=FromSlot('auto', 'kernels'),  # tfm/kernels: auto, dense, chunked, ring, cudnn, splash, tokamax
+      # tfm/feed_forwards: relu, gelu, swiglu, mixture_of_experts(…), none, …
+      feed_forward=FromSlot('gelu', 'feed_forwards'),
       # F, of each expert; None: 4 D, or 8/3 D rounded up to a multiple of 64 if gated, or 0 for 'none'
       feed_forward_width=Ranged(placeholder(int), SizeOrZero),
-      norm='layernorm',  # tfm/norms: layernorm(epsilon, bias=…, scale=…), rmsnorm(epsilon)
-      norm_placement='pre',  # pre, post, sandwich
-      residual='sequential',  # tfm/residuals: sequential, parallel, parallel_one_norm, normed
+      norm=FromSlot('layernorm', 'norms'),  # tfm/norms: layernorm(epsilon, bias=…, scale=…), rmsnorm(epsilon)
+      norm_placement=OneOf('pre', 'residuals.protocol:PLACEMENTS'),  # pre, post, sandwich, res_post
+      # tfm/residuals: sequential, parallel, normed, deepnorm, hyper_connections, …
+      residual=FromSlot('sequential', 'residuals'),
+      # short causal convolutions (Canon layers), letters of ABCD: before the mixer, on its queries, keys and
+      # values, before the feed-forward layer, on its hidden layer
+      canon='',
+      # False, in a block of a pattern: it attends to keys and values of the last earlier block with its own
+      own_keys=True,
+      value_residual='',  # mixes values with those of the first layer: constant(share), gated; '': none
       bias=False,  # biases of projections, and of layer norms whose spec does not set it
       # probability with which an activation is dropped
       dropout={name: Ranged(0.0, Rate) for name in ('embedding', 'attention', 'residual')},
@@ -143,7 +177,8 @@ def _fields() -> dict[str, Any]:
       embedding_width=Ranged(placeholder(int), Size),
       scale_embeddings=False,  # multiply embeddings by √D
       embedding_norm=False,  # a norm after the embedding
-      output_transform='',  # activation of an extra layer before the output layer; '': no such layer
+      # activation of an extra layer before the output layer; '': no such layer
+      output_transform=OneOf('', 'layers.activation:ACTIVATIONS'),
       output_bias=False,  # a bias per token of the vocabulary
       # output logits become cap · tanh(logits / cap); 0: no cap
       output_soft_cap=Ranged(0.0, NonNegativeFloat),
@@ -151,37 +186,47 @@ def _fields() -> dict[str, Any]:
       token_types=Ranged(0, SizeOrZero),  # encoders: embeddings of first and second text; 0: none
       # images: learned tokens before the patches; None: as `pooling` needs
       class_tokens=Ranged(placeholder(int), SizeOrZero),
-      pooling='first',  # encoders: what classifies: first, mean; first_two: the mean of two heads
-      pooled_transform='',  # activation of an extra layer before the classifier; '': no such layer
+      # encoders: what classifies: first, mean; first_two: the mean of two heads
+      pooling=OneOf('first', 'layers.classification_head:CLASS_TOKEN_COUNT'),
+      # activation of an extra layer before the classifier; '': no such layer
+      pooled_transform=OneOf('', 'layers.activation:ACTIVATIONS'),
       vocab_multiple=Ranged(128, Size),  # the embedding table's rows are rounded up to a multiple of this
       # of projections: normal, truncated_normal, xavier_uniform, lecun_normal
-      initializer='normal(0.02)',
-      embedding_initializer='normal(0.02)',  # of the embedding table
+      initializer=FromTable('normal(0.02)', 'layers.initializer:INITIALIZERS'),
+      # of the embedding table
+      embedding_initializer=FromTable('normal(0.02)', 'layers.initializer:INITIALIZERS'),
       # how initial values, rates and scales follow the width: standard, mup(base_width, …) (Yang et al. 2022)
-      parametrization='standard',
-      depth_scaled=True,  # scale initial projections into the residual stream by 1/√(2 layers)
-      dtype='float32',  # of the computation: float32, bfloat16, float16; parameters are float32
+      parametrization=FromTable('standard', 'layers.parametrization:PARAMETRIZATIONS'),
+      # scale initial projections into the residual stream by 1/√(2 layers), or as the residual does
+      depth_scaled=True,
+      # of the computation: float32, bfloat16, float16; parameters are float32
+      dtype=OneOf('float32', 'config.assemble.blocks:DTYPES'),
       scan=True,  # compile one block and loop over layers
       # what the backward pass computes again: none, full, dots, dots_with_no_batch_dims, or all but the
       # names in save('attention mixer/q') or, in host memory, offload('block_input') (tfm/models/remat.py)
-      remat='none',
+      remat=FromTable('none', 'models.remat:REMAT'),
+      # projections of blocks in integers: none, int8(weights_only), int4(group) (tfm/layers/quantization.py)
+      quantization=FromTable('none', 'layers.quantization:QUANTIZATIONS'),
       # names in `blocks`, repeated over the layers; (): all layers are equal
       pattern=Ranged((), tuple[str, ...]),
       blocks=dict(),  # name → block fields that differ from the model's
       encoder=dict(),  # encoder-decoders: the encoder's layers, pattern and differing block fields
       cross=dict(),  # encoder-decoders: the differing fields of cross-attention
     ),
-    objective='causal_lm',  # tfm/objectives: causal_lm(label_smoothing, z_loss), seq2seq, …
+    # tfm/objectives: causal_lm(label_smoothing, z_loss), seq2seq, …
+    objective=FromSlot('causal_lm', 'objectives'),
     lora=dict(  # low-rank adapters; only they and new heads are trained
       rank=Ranged(0, SizeOrZero),  # 0: no adapters
       alpha=Ranged(16.0, Annotated[float, Interval(gt=0, le=1e6)]),  # scale of the adapters, times the rank
       targets='mixer/(q|v)/',  # regex on parameter paths: projections with an adapter
     ),
     optimizer=dict(
-      name='adamw',  # tfm/optimizers: adam, adamw(b1, b2, weight_decay), adafactor, lion, sgd(momentum)
+      # tfm/optimizers: adam, adamw(b1, b2, weight_decay), adafactor, lion, sgd(momentum)
+      name=FromSlot('adamw', 'optimizers'),
       # the peak of the schedule; with noam a factor on d^-0.5
       learning_rate=Ranged(1e-3, Annotated[float, Interval(ge=0, le=1000)]),
-      schedule='cosine',  # noam, rsqrt(flat), cosine(floor), linear(floor), wsd(decay), constant
+      # noam, rsqrt(flat), cosine(floor), linear(floor), wsd(decay), constant
+      schedule=FromTable('cosine', 'training.schedule:SCHEDULES'),
       warmup=Ranged(100, NonNegativeInt),  # steps over which the learning rate rises
       clip=Ranged(1.0, NonNegativeFloat),  # largest global norm of the gradient; 0: no clipping
       no_decay=r'bias|scale|table|sinks|A_log|/D$',  # regex on parameter paths: no weight decay
@@ -197,7 +242,7 @@ def _fields() -> dict[str, Any]:
       batch_size=Ranged(32, Size),  # sequences, over all devices and microbatches
       gradient_accumulation=Ranged(1, Size),  # microbatches per step
       # type in which devices add up their gradients: float32, or bfloat16, of which they send half as much
-      gradient_reduction='float32',
+      gradient_reduction=OneOf('float32', ('float32', 'bfloat16')),
       # Transformer-XL recurrence: tokens of a segment, which attends to earlier ones without gradient; 0:
       # none
       recurrence_length=Ranged(0, SizeOrZero),
@@ -207,20 +252,22 @@ def _fields() -> dict[str, Any]:
       log_every=Ranged(10, PositiveInt),  # steps between two lines of metrics.jsonl
       evaluate_every=Ranged(100, PositiveInt),  # steps between two evaluations on the validation split
       # when to save a checkpoint: evaluation (with every one), steps(n), auto(hours between failures)
-      save_every='evaluation',
+      save_every=FromTable('evaluation', 'training.save_interval:INTERVALS'),
       local_checkpoint_dir='',  # a folder on each machine's disk or memory for local checkpoints; '': none
-      save_local_every='auto(hours=4.0)',  # as save_every, for local checkpoints
+      # as save_every, for local checkpoints
+      save_local_every=FromTable('auto(hours=4.0)', 'training.save_interval:INTERVALS'),
       # batches spread over the validation split, of each source of a mixture; 0: all of it
       evaluation_batches=Ranged(0, NonNegativeInt),
       keep_checkpoints=Ranged(2, PositiveInt),  # number of last checkpoints to keep, besides the best
       # tfm/training/sinks, where metrics go besides metrics.jsonl: tensorboard, wandb, mlflow(uri), trackio
-      sinks=Ranged((), tuple[str, ...]),
+      sinks=FromSlot((), 'training.sinks', tuple[str, ...]),
       profile=Ranged(0, NonNegativeInt),  # steps to profile, from the third; 0: none
     ),
     decoding=dict(  # tfm generate and tfm evaluate; the first four are for encoder-decoders
       beams=Ranged(1, Annotated[int, Interval(ge=1, le=1024)]),  # beam size; 1: greedy
-      length_penalty='gnmt(0.6)',  # gnmt(alpha), power(alpha)
-      stopping='proven',  # proven: none can become better; likely: none is better now; first: enough
+      length_penalty=FromTable('gnmt(0.6)', 'decoding.beam:PENALTIES'),  # gnmt(alpha), power(alpha)
+      # proven: none can become better; likely: none is better now; first: enough
+      stopping=OneOf('proven', 'decoding.beam:STOPPING'),
       max_extra_tokens=Ranged(50, SizeOrZero),  # how many tokens a target may be longer than its source
       # number of last checkpoints whose parameters are averaged on loading
       average_checkpoints=Ranged(1, PositiveInt),

@@ -10,9 +10,8 @@ from jax.sharding import AbstractMesh, Mesh
 
 from tfm.config import mesh_constraints
 from tfm.config.assemble import Experiment
-from tfm.config.assemble.field_errors import compile_pattern, require_one_of
-from tfm.config.schema import default_config, validate_ranges
-from tfm.decoding.beam import STOPPING
+from tfm.config.field_errors import compile_pattern
+from tfm.config.schema import default_config, validate_fields
 from tfm.errors import require, suggest
 from tfm.kernels.dense import Dense
 from tfm.models import flops, memory
@@ -29,7 +28,6 @@ from tfm.training.state import State
 
 
 MIN_CLIP = 1e-6  # of the gradient's norm
-REDUCTIONS = 'float32', 'bfloat16'  # types in which devices add up gradients
 
 
 def validate_run(experiment: Experiment, devices: int | None) -> None:
@@ -38,7 +36,7 @@ def validate_run(experiment: Experiment, devices: int | None) -> None:
   Args:
     devices: None: not known yet; the mesh is then not checked.
   """
-  validate_ranges(experiment.config)
+  validate_fields(experiment.config)
   validate_training(experiment)
   validate_documents(experiment)
   validate_decoding(experiment)
@@ -73,7 +71,16 @@ def validate_training(experiment: Experiment) -> None:
     f'config.training.recurrence_length={t.recurrence_length} reads rows in segments, which '
     f'config.objective={config.objective!r} does not support; set it to 0',
   )
-  require_one_of('training.gradient_reduction', t.gradient_reduction, REDUCTIONS)
+  require(
+    not experiment.objective.reference_workdir or config.mesh.stage == 1,
+    f'config.mesh.stage={config.mesh.stage} divides the layers of one model, and '
+    f'config.objective={config.objective!r} reads two; use config.mesh.fsdp',
+  )
+  require(
+    not (experiment.quantization and experiment.quantization.stored),
+    f'config.model.quantization={config.model.quantization!r} stores integers, which have no gradient; leave '
+    'out stored, and tfm quantize stores them after training',
+  )
   require(
     t.gradient_reduction in ('float32', config.model.dtype),
     f'config.training.gradient_reduction={t.gradient_reduction!r} needs products of that type, and '
@@ -117,7 +124,6 @@ def validate_sinks(experiment: Experiment) -> None:
 def validate_decoding(experiment: Experiment) -> None:
   """Raises ValueError for decoding settings out of range."""
   config = experiment.config
-  require_one_of('decoding.stopping', config.decoding.stopping, STOPPING)
   experiment.beam_search  # built here, so that an invalid penalty is reported early
   kept, averaged = config.training.keep_checkpoints, config.decoding.average_checkpoints
   require(
@@ -147,6 +153,13 @@ def validate_parts(experiment: Experiment) -> None:
     f'config.lora.rank={experiment.config.lora.rank} adapts the parameters of another run; set '
     'config.init_from to its folder',
   )
+  for field, default in default_config().lora.items():
+    value = experiment.config.lora[field]
+    require(
+      experiment.lora is not None or value == default,
+      f'config.lora.{field}={value!r} has no effect without config.lora.rank; set that, or leave it '
+      f'at {default!r}',
+    )
   experiment.build_model(vocab=1)
   validate_remat(experiment)
 
@@ -222,7 +235,8 @@ def validate_state(
   """
   validate_parameter_patterns(experiment, state.params)
   constraints = tuple(mesh_constraints.list_constraints(experiment))
-  sharding.validate_divisibility(state.params, mesh, experiment.rules, constraints)
+  frozen = dict(reference=state.reference.params) if state.reference else {}
+  sharding.validate_divisibility(state.params | frozen, mesh, experiment.rules, constraints)
   config = experiment.config
   rows = config.training.batch_size // config.training.gradient_accumulation
   memory.require_capacity(
@@ -279,6 +293,11 @@ def validate_ensemble(experiment: Experiment, processes: int) -> None:
 DOCUMENT_KINDS = {
   ('text',): ('texts', "text('*.txt')", 'concat'),
   ('source', 'target'): ('pairs of source and target', 'parallel(src, tgt)', 'buckets'),
+  ('prompt', 'chosen', 'rejected'): (
+    'prompts with a chosen and a rejected continuation',
+    'preferences("*.jsonl")',
+    'preferences',
+  ),
   ('text', 'label'): ('texts with a label', "labelled('*.tsv')", 'each'),
   ('image', 'label'): ('images with a label', 'digits', 'each'),
   ('text', 'answers'): ('texts with answers', 'copy', 'answered'),

@@ -12,6 +12,9 @@ from tfm.parallel import mesh as meshes
 from tfm.parallel import sharding
 
 
+SHARED = dict(pattern=('a', 'b'), blocks=dict(a={}, b=dict(own_keys=False)))
+
+
 class TestValidation:
   """Error messages name field, value and remedy; nothing is compiled."""
 
@@ -105,6 +108,35 @@ class TestValidation:
         dict(residual='parallel_one_norm', norm_placement='sandwich'),
         ["config.model.residual='parallel_one_norm' is defined for norm_placement='pre', not 'sandwich'"],
       ),
+      (dict(canon='AE'), ["config.model.canon='AE' must be letters of 'ABCD'"]),
+      (dict(canon='AA'), ["config.model.canon='AA' must be letters of 'ABCD', each at most once"]),
+      (
+        dict(canon='AB', mixer='mamba', position='none'),
+        ["config.model.canon='AB' has no place 'B' in a block of mixer='mamba'"],
+      ),
+      (
+        dict(value_residual='gated', mixer='mamba', position='none'),
+        ["config.model.value_residual='gated' mixes values, which config.model.mixer='mamba' does not have"],
+      ),
+      (dict(value_residual='gatd'), ["config.model.value_residual='gatd'", "did you mean 'gated'?"]),
+      (
+        dict(value_residual='gated', pattern=('a', 'b'), blocks=dict(a={}, b=dict(kv_heads=1))),
+        ['config.model.blocks.b.mixer has (1, 64) heads and channels of values'],
+      ),
+      (dict(own_keys=False), ['config.model.own_keys=False needs an earlier block with keys']),
+      (
+        dict(SHARED, mixer='forgetting', position='none'),
+        ["config.model.blocks.a.mixer='forgetting' cannot share keys and values with other blocks"],
+      ),
+      (
+        dict(SHARED, blocks=dict(a={}, b=dict(own_keys=False, position='none'))),
+        ['config.model.blocks.b.position has none as position, and config.model.blocks.a.position has rope'],
+      ),
+      (
+        dict(SHARED, blocks=dict(a={}, b=dict(own_keys=False, kv_heads=1))),
+        ['config.model.blocks.b.mixer has', 'as heads, channels and type of keys and values'],
+      ),
+      (dict(canon='C', feed_forward='none'), ["config.model.canon='C' has no place 'C'"]),
       (dict(initializer='norml'), ["config.model.initializer='norml'", "did you mean 'normal'?"]),
       (dict(embedding_initializer='norml'), ["config.model.embedding_initializer='norml'"]),
       (dict(dtype='bf16'), ["config.model.dtype='bf16'", 'known: float32, bfloat16, float16']),

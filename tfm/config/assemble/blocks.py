@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax.numpy as jnp
 from ml_collections import ConfigDict
@@ -15,18 +15,20 @@ import tfm.positions
 import tfm.residuals
 import tfm.scores
 from tfm import spec
-from tfm.config.assemble.field_errors import build_field, require_one_of
+from tfm.config.field_errors import build_field
 from tfm.config.schema import default_config
 from tfm.errors import require
 from tfm.feed_forwards.protocol import FeedForward
 from tfm.kernels.protocol import Kernel
-from tfm.layers.initializer import INITIALIZERS, Factory
+from tfm.layers.canon import Canon, pass_through
+from tfm.layers.initializer import INITIALIZERS, Factory, scale_initializer
 from tfm.masks.protocol import Mask, is_causal, is_empty
 from tfm.mixers.protocol import Mixer
 from tfm.models.block import Block
+from tfm.models.value_residual import VALUE_RESIDUALS, ValueResidual
 from tfm.norms.protocol import norm_factory
 from tfm.positions.protocol import Position
-from tfm.residuals.protocol import PLACEMENTS, Residual
+from tfm.residuals.protocol import Depth, Residual
 from tfm.scores.protocol import Score
 
 
@@ -37,25 +39,35 @@ if TYPE_CHECKING:
 DTYPES = {'float32': jnp.float32, 'bfloat16': jnp.bfloat16, 'float16': jnp.float16}
 
 
+class Initializers(NamedTuple):
+  """Of the projections of a block: in general; to values and hidden layers; into the residual stream."""
+
+  plain: Factory
+  inside: Factory
+  into_stream: Factory
+
+
 def build_block(
   experiment: 'Experiment',
   where: str,
   b: ConfigDict,
   causal: bool,
-  outer: Factory | None = None,
-  across: Callable | None = None,
+  added: int | None = None,
+  crosses: bool = False,
+  shares_keys: bool = False,
 ) -> Callable:
   """The factory of one kind of block.
 
   Args:
     where: the config section that describes it.
-    outer: the initializer of projections into the residual stream, if not the model's.
-    across: the factory of the mixer that attends to a memory.
+    added: how many branches the stack adds to the residual stream, if initial values depend on it.
+    crosses: whether a second mixer attends to a memory.
+    shares_keys: whether blocks of the stack attend to keys and values of others.
   """
   config = experiment.config
   m = config.model
-  require_one_of(f'{where}.norm_placement', b.norm_placement, PLACEMENTS)
-  residual = build_field(f'{where}.residual', spec.build, b.residual, tfm.residuals, Residual)
+  depth = find_depth(m, where)
+  residual = build_field(f'{where}.residual', spec.build, b.residual, tfm.residuals, Residual, depth=depth)
   placements, branches = residual.placements, residual.required_branches
   require(
     b.norm_placement in placements,
@@ -68,19 +80,28 @@ def build_block(
     f"{config.objective!r} forbids; use another residual, such as 'sequential'",
   )
   require(
-    across is None or branches is None or 'cross' in branches,
+    not crosses or branches is None or 'cross' in branches,
     f'config.{where}.residual={b.residual!r} is defined for a mixer and a feed-forward layer, and this '
     "block has a third branch, cross-attention; use 'sequential'",
   )
-  outer = outer or build_initializer(experiment, 'initializer')
-  mixer = build_mixer(experiment, where, b, causal, outer)
+  plain = build_initializer(experiment, 'initializer')
+  into_stream, inside = (1, 1) if added is None else residual.initial_scales(added)
+  initializers = Initializers(plain, scale_initializer(plain, inside), scale_initializer(plain, into_stream))
+  mixer = build_mixer(experiment, where, b, causal, initializers)
+  require(
+    inside == 1 or 'value_initializer' in mixer.func.__dataclass_fields__,
+    f'config.{where}.residual={b.residual!r} scales the initial projections to values, and '
+    f"mixer={b.mixer!r} has none; use 'softmax', or config.model.depth_scaled=False",
+  )
+  across = build_cross_attention(experiment, initializers) if crosses else None
   sizes = dict(
     width=m.width,
     hidden=b.feed_forward_width,
     bias=b.bias,
-    initializer=build_initializer(experiment, 'initializer'),
-    output_initializer=outer,
+    initializer=initializers.inside,
+    output_initializer=initializers.into_stream,
     dtype=DTYPES[m.dtype],
+    transform=pass_through,
   )
   layer = build_field(
     f'{where}.feed_forward', spec.factory, b.feed_forward, tfm.feed_forwards, FeedForward, **sizes
@@ -106,11 +127,71 @@ def build_block(
     residual,
     m.dropout.residual,
     across,
+    build_canon(experiment, where, b, mixer, layer),
+    build_value_residual(experiment, where, b, mixer),
+    shares_keys,
+    b.own_keys,
   )
 
 
+def build_value_residual(
+  experiment: 'Experiment', where: str, b: ConfigDict, mixer: Callable
+) -> Callable | None:
+  """The factory of what mixes the values of a layer with those of the first; None if nothing does."""
+  m = experiment.config.model
+  if not m.value_residual:
+    return None
+  kind = build_field('model.value_residual', spec.build_from_table, m.value_residual, VALUE_RESIDUALS)
+  require(
+    'v' in mixer().transformed_shapes,
+    f'config.model.value_residual={m.value_residual!r} mixes values, which config.{where}.mixer={b.mixer!r} '
+    "does not have; use 'softmax', or leave it out",
+  )
+  initializer = build_initializer(experiment, 'initializer')
+  return functools.partial(ValueResidual, kind.share, initializer, DTYPES[m.dtype])
+
+
+def find_depth(m: ConfigDict, where: str) -> Depth:
+  """The layers of the model that a config section belongs to."""
+  if m.architecture == 'encoder_decoder':
+    inside = {'model.encoder', *(f'model.blocks.{name}' for name in m.encoder.pattern)}
+    return Depth(m.encoder.layers, m.layers, where in inside)
+  return Depth(m.layers, 0, True) if m.architecture == 'encoder' else Depth(0, m.layers, False)
+
+
+def build_canon(
+  experiment: 'Experiment', where: str, b: ConfigDict, mixer: Callable, feed_forward: Callable
+) -> dict[str, Callable]:
+  """Place in a block → the factory of its Canon layer; the letters are those of Allen-Zhu 2025."""
+  m, mixer, feed_forward = experiment.config.model, mixer(), feed_forward()
+  own = (m.width,), ('embed',)
+  places = {
+    'A': {'mixer': own},
+    'B': {f'mixer_{name}': shape for name, shape in mixer.transformed_shapes.items()},
+    'C': {'feed_forward': own} if feed_forward.is_branch else {},
+    'D': {f'feed_forward_{name}': shape for name, shape in feed_forward.transformed_shapes.items()},
+  }
+  field = f'config.{where}.canon={b.canon!r}'
+  require(
+    set(b.canon) <= set(places) and len(b.canon) == len(set(b.canon)),
+    f'{field} must be letters of {"".join(places)!r}, each at most once',
+  )
+  for letter in b.canon:
+    require(
+      bool(places[letter]),
+      f'{field} has no place {letter!r} in a block of mixer={b.mixer!r} and feed_forward={b.feed_forward!r}; '
+      'leave it out',
+    )
+  return {
+    place: functools.partial(Canon, *shape, DTYPES[m.dtype])
+    for letter in b.canon
+    for place, shape in places[letter].items()
+    if b.own_keys or place not in ('mixer_k', 'mixer_v')
+  }
+
+
 def build_mixer(
-  experiment: 'Experiment', where: str, b: ConfigDict, causal: bool, outer: Factory
+  experiment: 'Experiment', where: str, b: ConfigDict, causal: bool, initializers: 'Initializers'
 ) -> Callable:
   """The factory of the mixer that a section describes."""
   config = experiment.config
@@ -137,9 +218,11 @@ def build_mixer(
     head_width=b.head_width,
     bias=b.bias,
     dropout=m.dropout.attention,
-    initializer=build_initializer(experiment, 'initializer'),
-    output_initializer=outer,
+    initializer=initializers.plain,
+    value_initializer=initializers.inside,
+    output_initializer=initializers.into_stream,
     dtype=DTYPES[m.dtype],
+    transform=pass_through,
     **slots,
   )
   validate_slots(experiment, where, b, mixer.func, slots)
@@ -173,7 +256,7 @@ def validate_mup(experiment: 'Experiment', field: str, value: str, is_supported:
   )
 
 
-def build_cross_attention(experiment: 'Experiment', outer: Factory) -> Callable:
+def build_cross_attention(experiment: 'Experiment', initializers: 'Initializers') -> Callable:
   """The factory of the mixer through which a decoder attends to its encoder's output."""
   config = experiment.config
   c = config.model.cross
@@ -186,7 +269,7 @@ def build_cross_attention(experiment: 'Experiment', outer: Factory) -> Callable:
     kind.supports_cross_attention,
     f"config.model.cross.mixer={c.mixer!r} does not support cross-attention; use 'softmax'",
   )
-  mixer = build_mixer(experiment, 'model.cross', c, causal=False, outer=outer)
+  mixer = build_mixer(experiment, 'model.cross', c, causal=False, initializers=initializers)
   require(
     'embed' not in mixer.keywords['position'].func.active_hooks(),
     f'config.model.cross.position={c.position!r} acts on the embedding, which cross-attention does not have; '

@@ -17,8 +17,8 @@ import tfm.objectives
 import tfm.optimizers
 import tfm.training.sinks
 from tfm import spec
-from tfm.config.assemble.field_errors import build_field, compile_pattern
 from tfm.config.assemble.models import build_model
+from tfm.config.field_errors import build_field, compile_pattern
 from tfm.data.packing.protocol import Packing
 from tfm.data.sources.protocol import Source, build_source
 from tfm.data.tokenizers.protocol import Tokenizer
@@ -27,6 +27,7 @@ from tfm.errors import require
 from tfm.kernels.dense import Dense
 from tfm.layers.lora import DOWN, SCALE, UP, Lora
 from tfm.layers.parametrization import PARAMETRIZATIONS, Standard, rate_factors
+from tfm.layers.quantization import QUANTIZATIONS, Quantization
 from tfm.models import flops
 from tfm.models.remat import REMAT, Policy
 from tfm.models.trunk import Trunk
@@ -241,6 +242,13 @@ class Experiment:
   def remat(self) -> Policy | None:
     """What the backward pass stores of a layer; None: everything."""
     return build_field('model.remat', spec.build_from_table, self.config.model.remat, REMAT)
+
+  @functools.cached_property
+  def quantization(self) -> Quantization | None:
+    """How the projections of blocks are computed in integers; None: not."""
+    return build_field(
+      'model.quantization', spec.build_from_table, self.config.model.quantization, QUANTIZATIONS
+    )
 
   @functools.cached_property
   def beam_search(self) -> BeamSearch:

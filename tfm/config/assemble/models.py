@@ -7,21 +7,19 @@ from typing import TYPE_CHECKING, Any
 from tfm.config.assemble.blocks import (
   DTYPES,
   build_block,
-  build_cross_attention,
   build_distinct_positions,
   build_initializer,
   build_mask,
   build_norm,
 )
-from tfm.config.assemble.field_errors import require_one_of
 from tfm.config.schema import default_config, parts
 from tfm.errors import require, suggest
-from tfm.layers.activation import ACTIVATIONS
 from tfm.layers.classification_head import CLASS_TOKEN_COUNT, Pooled
-from tfm.layers.initializer import scale_initializer
+from tfm.models.block import Block
 from tfm.models.decoder import Decoder
 from tfm.models.encoder import Encoder
 from tfm.models.encoder_decoder import EncoderDecoder, SourceEncoder
+from tfm.models.future_prediction import FuturePrediction
 from tfm.models.stack import Stack
 from tfm.models.trunk import Trunk
 from tfm.models.vision import Vision
@@ -63,7 +61,6 @@ def build_model(experiment: 'Experiment', vocab: int, causal: bool, source_vocab
   """
   config = experiment.config
   m = config.model
-  require_one_of('model.architecture', m.architecture, ARCHITECTURES)
   pair, encodes, aim = m.architecture == 'encoder_decoder', m.architecture == 'encoder', experiment.objective
   require(
     pair or not m.encoder,
@@ -90,10 +87,6 @@ def build_model(experiment: 'Experiment', vocab: int, causal: bool, source_vocab
       f'config.model.{field}={m[field]!r} changes logits over the vocabulary, which '
       f'config.objective={config.objective!r} does not use; set it to {default!r}',
     )
-  for field in ('output_transform', 'pooled_transform'):
-    if m[field]:
-      require_one_of(f'model.{field}', m[field], ACTIVATIONS)
-  require_one_of('model.dtype', m.dtype, DTYPES)
   turns = {where: part.pattern for where, part in parts(config).items() if 'pattern' in part}
   for where, pattern in turns.items():
     for name in pattern:
@@ -114,7 +107,6 @@ def build_model(experiment: 'Experiment', vocab: int, causal: bool, source_vocab
       'inherit from different sections; define one for each',
     )
 
-  require_one_of('model.pooling', m.pooling, CLASS_TOKEN_COUNT)
   if m.patch or experiment.source.image_shape:
     return Vision(
       **build_trunk(experiment, 'model', causal=False, branches=2),
@@ -150,6 +142,7 @@ def build_model(experiment: 'Experiment', vocab: int, causal: bool, source_vocab
     embedding_initializer=build_initializer(experiment, 'embedding_initializer'),
     initializer=build_initializer(experiment, 'initializer'),
   )
+  further = {} if encodes else dict(further=build_further_predictions(experiment, causal))
   if encodes:
     return Encoder(
       **fields,
@@ -158,11 +151,33 @@ def build_model(experiment: 'Experiment', vocab: int, causal: bool, source_vocab
       hidden=aim.masked_fraction,
     )
   if not pair:
-    return Decoder(**fields)
+    return Decoder(**fields, **further)
   encoder = functools.partial(
     SourceEncoder, **build_trunk(experiment, 'model.encoder', causal=False, branches=2)
   )
-  return EncoderDecoder(**fields, encoder=encoder, source_vocab=source_vocab, source_rows=rows(source_vocab))
+  return EncoderDecoder(
+    **fields, **further, encoder=encoder, source_vocab=source_vocab, source_rows=rows(source_vocab)
+  )
+
+
+def build_further_predictions(experiment: 'Experiment', causal: bool) -> tuple[Callable, ...]:
+  """The factories of the modules that predict further tokens in training, with blocks as the last one."""
+  config, number = experiment.config, experiment.objective.further_tokens
+  if not number:
+    return ()
+  m = config.model
+  at, b = (f'model.blocks.{m.pattern[-1]}', m.blocks[m.pattern[-1]]) if m.pattern else ('model', m)
+  block = build_block(experiment, at, b, causal)
+  require(
+    block().residual.streams == 1 and b.own_keys and not m.value_residual,
+    f'config.objective={config.objective!r} has blocks of its own, which get one residual stream alone; set '
+    f"config.{at}.residual='sequential', own_keys=True, and config.model.value_residual=''",
+  )
+  initializer = build_initializer(experiment, 'initializer')
+  make = functools.partial(
+    FuturePrediction, block, build_norm(experiment, at, b), m.width, initializer, DTYPES[m.dtype]
+  )
+  return (make,) * number
 
 
 def build_patches(experiment: 'Experiment') -> dict[str, Any]:
@@ -257,13 +272,24 @@ def build_trunk(experiment: 'Experiment', where: str, causal: bool, branches: in
     f'layers={part.layers}; the pattern must fit into the layers',
   )
   kinds = [(f'model.blocks.{name}', m.blocks[name]) for name in part.pattern] or [(where, part)]
-  outer = build_initializer(experiment, 'initializer')
   layers = [kinds[i % len(kinds)][1] for i in range(part.layers)]
   added = sum(branches - (b.feed_forward_width == 0) for b in layers)
-  outer = scale_initializer(outer, added**-0.5) if m.depth_scaled else outer
   crossed = [('model.cross', m.cross)] if branches == 3 else []
-  across = build_cross_attention(experiment, outer) if crossed else None
-  blocks = {at: build_block(experiment, at, b, causal, outer, across) for at, b in kinds}
+  shares_keys = not all(b.own_keys for _, b in kinds)
+  blocks = {
+    at: build_block(experiment, at, b, causal, added if m.depth_scaled else None, bool(crossed), shares_keys)
+    for at, b in kinds
+  }
+  made = {at: block() for at, block in blocks.items()}
+  streams = require_equal(
+    {at: block.residual.streams for at, block in made.items()}, 'residual', 'residual streams'
+  )
+  values = None
+  if m.value_residual:
+    shapes = {at: block.mixer().transformed_shapes['v'][0] for at, block in made.items()}
+    values = require_equal(shapes, 'mixer', 'heads and channels of values')
+  if shares_keys:
+    validate_shared_keys(kinds, made)
   return dict(
     width=m.width,
     positions=build_distinct_positions(experiment, kinds + crossed),
@@ -278,6 +304,10 @@ def build_trunk(experiment: 'Experiment', where: str, causal: bool, branches: in
       experiment.remat,
       config.pipeline.microbatches,
       config.pipeline.repeats,
+      streams,
+      values,
+      shares_keys,
+      experiment.quantization,
     ),
     norm=build_norm(experiment, where, part),
     embedding_norm=m.embedding_norm,
@@ -285,3 +315,31 @@ def build_trunk(experiment: 'Experiment', where: str, causal: bool, branches: in
     dropout=m.dropout.embedding,
     dtype=DTYPES[m.dtype],
   )
+
+
+def require_equal(numbers: dict[str, Any], field: str, name: str) -> Any:
+  """The number that all blocks of a stack have. Raises ValueError if they differ."""
+  (first, number), *others = numbers.items()
+  for at, other in others:
+    require(
+      other == number,
+      f'config.{at}.{field} has {other} {name}, and config.{first}.{field} has {number}; give all blocks '
+      'of a stack the same',
+    )
+  return number
+
+
+def validate_shared_keys(kinds: list[tuple[str, Any]], made: dict[str, Block]) -> None:
+  """Raises ValueError if the blocks of a pattern cannot attend to keys and values of each other."""
+  first, b = kinds[0]
+  require(
+    b.own_keys, f'config.{first}.own_keys=False needs an earlier block with keys; give it to later blocks'
+  )
+  for at, b in kinds:
+    require(
+      made[at].mixer().supports_cross_attention,
+      f"config.{at}.mixer={b.mixer!r} cannot share keys and values with other blocks; use 'softmax'",
+    )
+  require_equal({at: b.position for at, b in kinds}, 'position', 'as position')
+  shapes = {at: tuple(made[at].mixer().cached_shapes.values()) for at, _ in kinds}
+  require_equal(shapes, 'mixer', 'as heads, channels and type of keys and values')

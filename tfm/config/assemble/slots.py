@@ -46,10 +46,12 @@ def build_mixer(
   """
   model = dict(mixer=text, width=width, heads=heads, **fields)
   experiment = Experiment(resolve_config(complete(dict(model=model, data=dict(length=length)))))
-  section, outer = experiment.config.model, blocks.build_initializer(experiment, 'initializer')
-  make = blocks.build_mixer(experiment, 'model', section, causal=False, outer=outer)
+  section, plain = experiment.config.model, blocks.build_initializer(experiment, 'initializer')
+  initializers = blocks.Initializers(plain, plain, plain)
+  make = blocks.build_mixer(experiment, 'model', section, causal=False, initializers=initializers)
   if initializer is not None:
-    make = functools.partial(make, initializer=initializer, output_initializer=initializer)
+    names = {'initializer', 'value_initializer', 'output_initializer'} & set(make.keywords)
+    make = functools.partial(make, **dict.fromkeys(names, initializer))
   return TokenMixing(blocks.build_position(experiment, 'model', section), make)
 
 

@@ -1,9 +1,7 @@
 """Errors that begin with the config field."""
 
 import re
-from collections.abc import Callable, Collection
-
-from tfm.errors import require, suggest
+from collections.abc import Callable
 
 
 def build_field(field: str, build: Callable, *args, **kwargs):
@@ -12,11 +10,6 @@ def build_field(field: str, build: Callable, *args, **kwargs):
     return build(*args, **kwargs)
   except ValueError as error:
     raise ValueError(f'config.{field}={error}') from error
-
-
-def require_one_of(field: str, value: str, known: Collection[str]) -> None:
-  """Raises ValueError for a name that is not among the known ones."""
-  require(value in known, f'config.{field}={value!r} is unknown; {suggest(str(value), known)}')
 
 
 def compile_pattern(field: str, pattern: str) -> re.Pattern:
