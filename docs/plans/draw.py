@@ -107,13 +107,8 @@ def format_range(ends: list[float], text: str) -> str:
 
 
 def times(b: dict) -> list[float]:
-  """The seconds of each resource; plans of an earlier version count no transfers to the host."""
-  return [b.get(part, 0) for part in RESOURCES]
-
-
-def is_current(one: dict) -> bool:
-  """Whether a plan was made since transfers to the host are counted."""
-  return 'to_host' in one
+  """The seconds of each resource."""
+  return [b[part] for part in RESOURCES]
 
 
 def format_parts(b: dict) -> str:
@@ -130,8 +125,7 @@ def plans_table(found: dict[str, dict]) -> str:
   for name, one in found.items():
     b, m = one['bound'], one['memory']
     mesh = ' × '.join(f'{axis} {size}' for axis, size in one['mesh'].items() if size > 1)
-    mark = '' if is_current(one) else '²'
-    row = [f'[{name}](plans/{name}/plan.md){mark}', f'{one["devices"]:,}', mesh, format_memory(m)]
+    row = [f'[{name}](plans/{name}/plan.md)', f'{one["devices"]:,}', mesh, format_memory(m)]
     row += (
       ['', 'does not fit', '', '', '']
       if not b

@@ -7,7 +7,7 @@
 # -2048 133, -8192 133, llama-3-8b-v5p-256 138, -8192 151, gpt2-xl-v5p-256 156, llama-3-70b-v5e-256-sequence
 # 142 and 185, published 2-70b 270, 3.1-70b 464, 3.1-8b 336; the search of gpt2-large, 319.
 # With the machine to itself: vaswani2017-big 26 to 78, llama-3-8b-v5p-1024 28, -v5e-32 95, -v5e-256 44,
-# -v5e-256-in-4 37. The plans that docs/plans.md marks with ² were not made again then.
+# -v5e-256-in-4 37. The other seven were made beside other programs, in 3 to 10 minutes each.
 #
 # The folders have Google's names of slices: v5p-128 counts 128 cores, which are 64 chips; v5e-256 and v6e-256 count chips.
 plan() {

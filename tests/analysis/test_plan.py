@@ -18,6 +18,7 @@ import pytest
 
 from tests.paths import ROOT
 from tfm.analysis import gpu_targets, mesh_search, plan, plan_report, topology
+from tfm.analysis.calibration import read_calibration
 from tfm.analysis.collectives import Collective
 from tfm.analysis.roofline import Bound
 from tfm.commands import cli
@@ -59,7 +60,9 @@ CPU = Chip('a CPU', flops=1e11, memory=2**20, bandwidth=1e10, links=1e9, network
 def test_here(run, tmp_path, monkeypatch):
   """Memory, FLOPs and collectives of the training step, and the bound by a chip of our own."""
   monkeypatch.setitem(chip_specs.CHIPS, 'cpu', CPU)
-  status, out, _ = run('--topology=here', '--rows=0', '--to=out')
+  write_measurements(tmp_path / 'results.jsonl', dict(tflops=0.02), dict(error='no memory'), dict(gbps=1.0))
+  status, out, err = run('--topology=here', '--rows=0', '--to=out', '--calibration=results.jsonl')
+  assert 'calibration: a machine' in err
   assert (
     status == 0
     and 'training: one device of 8 × cpu (data 2 × fsdp 2 × tensor 2)' in out
@@ -90,6 +93,32 @@ def test_here(run, tmp_path, monkeypatch):
   assert re.search(rf'tokens/s a chip +between {least} and {most} +trained without overlap', out)
   text = (tmp_path / 'out' / 'plan.md').read_text()
   assert '| parameters |' in text and 'all-reduce | tensor' in text
+  assert one['expected']['compute'] == pytest.approx(one['products'] / 2e10)
+  assert one['expected']['memory'] == pytest.approx(one['moved'] / 1e9)
+  assert one['expected']['links'] == b['links'] and 'time expected' in text
+
+
+def write_measurements(path, *found):
+  """A file as `tfm benchmark device` writes it."""
+  lines = [json.dumps(dict(key=str(i), found=each, machine='a machine')) for i, each in enumerate(found)]
+  path.write_text('\n'.join(lines) + '\n', encoding='utf-8')
+
+
+@pytest.mark.parametrize(
+  ('text', 'sentence'),
+  [
+    ('', 'has no measured matrix product or no copy'),
+    ('{"key": "a", "found": {"tflops": 1.0}, "machine": "m"}', 'has no measured matrix product or no copy'),
+    ('{"step": 1}', 'is not a results.jsonl'),
+    ('[1, 2', 'is not a results.jsonl'),
+  ],
+)
+def test_a_calibration_without_rates_is_rejected(tmp_path, text, sentence):
+  with pytest.raises(ValueError, match='c is not a file'):
+    read_calibration(tmp_path / 'c')
+  (tmp_path / 'c').write_text(text, encoding='utf-8')
+  with pytest.raises(ValueError, match=sentence):
+    read_calibration(tmp_path / 'c')
 
 
 def test_a_chip_of_two_devices_trains_what_both_do(sums):
@@ -389,24 +418,32 @@ def test_what_it_has_no_room_for():
   assert memory.fits is False and memory.capacity == 2**33 and memory.needed == 15 * 2**30
 
 
-@pytest.mark.parametrize(
-  'name, slices, sizes',
-  [
-    ('v5e:1x1', 1, {}),
-    ('v5e:4x4', 1, {}),
-    ('v5e:4x4', 1, dict(data=4, tensor=4)),
-    ('v5e:16x16', 1, dict(data=2, fsdp=64, tensor=2)),
-    ('v5e:16x16', 2, dict(fsdp=16, sequence=4)),
-    ('v6e:16x16', 1, dict(data=1, fsdp=64, tensor=4)),
-    ('v4:4x4x4', 1, dict(data=2, fsdp=16, tensor=2)),
-    ('v5p:4x4x8', 1, dict(data=4, fsdp=8, tensor=4)),
-    ('v5p:4x4x8', 1, dict(stage=4, data=-1, tensor=2)),
-    ('v5p:8x8x8', 2, dict(fsdp=64, tensor=8)),
-    ('v5p:16x16x16', 1, dict(data=2, fsdp=512, tensor=4)),
-  ],
-  ids=str,
+# From 1 to 1,024 hosts; a slice is named once and counted once or twice.
+TOPOLOGIES = (
+  *('v5e:1x1', 'v5e:4x4', 'v5e:8x8', 'v5e:16x16', 'v6e:4x4', 'v6e:16x16'),
+  *('v4:2x2x1', 'v4:4x4x4', 'v4:8x8x8', 'v5p:2x2x1', 'v5p:4x4x8', 'v5p:8x8x8', 'v5p:16x16x16'),
 )
-@pytest.mark.slow
+MESHES = (
+  dict(data=-1),
+  dict(data=-1, tensor=4),
+  dict(data=2, fsdp=-1),
+  dict(data=2, fsdp=-1, tensor=2),
+  dict(data=2, fsdp=-1, sequence=4, tensor=2),
+  dict(data=-1, expert=4),
+  dict(data=-1, stage=4, tensor=2),
+)
+GRID = [
+  (name, slices, sizes)
+  for name in TOPOLOGIES
+  for slices in (1, 2)
+  for sizes in MESHES
+  if math.prod(map(int, name.partition(':')[2].split('x'))) % math.prod(n for n in sizes.values() if n > 0)
+  == 0
+]
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize('name, slices, sizes', GRID, ids=str)
 def test_hosts_read_the_rows_of_their_devices_for_a_topology(name, slices, sizes):
   """Of every host: the rows of its chips and no others; over all hosts each row is counted once.
 
@@ -414,7 +451,6 @@ def test_hosts_read_the_rows_of_their_devices_for_a_topology(name, slices, sizes
   """
   if not topology.is_libtpu_installed():
     pytest.skip("libtpu is not installed; pip install -e '.[tpu]'")
-  sizes = dict(data=-1, fsdp=1) | sizes if 'data' not in sizes else sizes
   assert_rows_are_shared(topology.devices(name, slices), sizes, slices)
 
 

@@ -106,18 +106,19 @@ def name(case) -> str:
 
 @pytest.fixture
 def config(case, tmp_path, monkeypatch):
-  """The config of a case, as commands get it."""
+  """The config of a case, before it is resolved."""
   (tmp_path / 'a.txt').write_text(TEXT)
   monkeypatch.chdir(tmp_path)
   config = complete(BASE)
   config.data.source = 'text("a.txt")'
   for field, value in case:
     assign_text(config, field, value)
-  return resolve_config(config)
+  return config
 
 
 def validate_plan(config):
   """What `tfm plan --topology=here` does before it lowers: the request and the mesh."""
+  config = resolve_config(config)
   request = lowering.PlanRequest.from_experiment(Experiment(config), None)
   lowering.validate_request(request, jax.devices())
   return request, meshes.make(config.mesh.to_dict(), jax.devices(), **config.slices)
@@ -126,7 +127,11 @@ def validate_plan(config):
 @pytest.mark.sampled(25)
 @pytest.mark.parametrize('case', CASES, ids=map(name, CASES))
 def test_plan_refuses_what_train_refuses(config, tmp_path):
-  trains = refusal(lambda: train.shard(train.prepare([RunDir.from_config(config, 0, tmp_path / 'run')], {})))
+  def prepare():
+    run = RunDir.from_config(resolve_config(config), 0, tmp_path / 'run')
+    train.shard(train.prepare([run], {}))
+
+  trains = refusal(prepare)
   assert refusal(validate_plan, config) == trains
 
 

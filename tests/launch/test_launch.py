@@ -86,6 +86,29 @@ STUDIES = {
   ],
 }
 
+SERVE = ['kubernetes', '--serve', '--docker-image=my-image', '--cpu=4', '--memory=8Gi']
+SERVED = {
+  'kubernetes': [
+    *SERVE,
+    '--workdir=/models/lm',
+    '--volume-claim=models',
+    '--max-replicas=4',
+    '--rows=16',
+    '--grace=60',
+    '--config.model.kernel=dense',
+  ],
+  'kubernetes_bucket': [
+    *SERVE,
+    '--workdir=gs://my-bucket/runs/lm',
+    '--name=chat',
+    '--namespace=models',
+    '--gpus=1',
+    '--replicas=2',
+    "--env=XLA_FLAGS=it's",
+    '--setup=pip install tfm',
+  ],
+}
+
 
 def tfm(capsys, *argv):
   status = cli.main(argv)
@@ -93,10 +116,10 @@ def tfm(capsys, *argv):
   return status, out, err
 
 
-@pytest.mark.parametrize('name', JOBS | STUDIES)
+@pytest.mark.parametrize('name', JOBS | STUDIES | SERVED)
 def test_printed_commands_match_the_golden_text(name, capsys, root, monkeypatch, request):
   monkeypatch.chdir(root)
-  status, out, err = tfm(capsys, 'launch', *(JOBS | STUDIES)[name])
+  status, out, err = tfm(capsys, 'launch', *(JOBS | STUDIES | SERVED)[name])
   assert status == 0, err
   file = GOLDEN / f'{name}.txt'
   if request.config.getoption('--update-golden'):

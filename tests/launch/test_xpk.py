@@ -1,7 +1,7 @@
 """What `tfm launch gke` prints, given to the real xpk, and what the pods would run, run by bash.
 
-xpk is looked for on the PATH, or where `make xpk` installs it; all that is left out is `kubectl apply` of the
-manifest.
+xpk is looked for on the PATH, or where `make launch` installs it; all that is left out is `kubectl apply` of
+the manifest.
 """
 
 import os
@@ -30,7 +30,7 @@ trap 'exit 0' TERM
 while :; do sleep 0.1; done
 """
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(not XPK, reason='needs xpk, which `make xpk` installs')]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not XPK, reason='needs xpk, which `make launch` installs')]
 
 
 def create_manifests(words, folder, capsys, root, monkeypatch):

@@ -1,14 +1,14 @@
-"""Tables of commands on stdout."""
+"""Tables of commands."""
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 
-def wide_console() -> Console:
-  """A console on stdout; very wide if stdout is not a terminal, so that pipes get untruncated lines."""
-  console = Console()
-  return console if console.is_terminal else Console(width=10_000)
+def wide_console(stderr: bool = False) -> Console:
+  """A console on stdout or stderr; very wide if that is no terminal, so that pipes get untruncated lines."""
+  console = Console(stderr=stderr)
+  return console if console.is_terminal else Console(stderr=stderr, width=10_000)
 
 
 def new_table(title: str, *columns: str) -> Table:

@@ -14,7 +14,6 @@ from ml_collections import ConfigDict
 from tfm.config import mesh_constraints
 from tfm.config.assemble import Experiment
 from tfm.config.schema import parts
-from tfm.data import pipeline
 from tfm.data.packing.protocol import Row
 from tfm.data.row_share import RowShare
 from tfm.data.tokenizers.protocol import Tokenizer
@@ -26,7 +25,6 @@ from tfm.parallel import mesh as meshes
 from tfm.parallel import sharding
 from tfm.shapes import PyTree
 from tfm.training import state as states
-from tfm.training import vmapped_runs
 
 
 def device_count(config: ConfigDict) -> int:
@@ -51,6 +49,8 @@ def vocabulary_sizes(experiment: Experiment) -> tuple[int, int]:
   sizes = vocabulary_size_of(tokenizer), vocabulary_size_of(source_tokenizer)
   if None not in sizes:
     return sizes
+  from tfm.data import pipeline  # grain, which a machine for measurements may lack
+
   text = pipeline.open_text(experiment.source, tokenizer, source_tokenizer=source_tokenizer)
   return text.tokenizer.vocab_size, text.source_tokenizer.vocab_size if source_tokenizer else 0
 
@@ -230,6 +230,9 @@ def prepare_step(experiment: Experiment, seeds: int) -> Iterator[tuple[Callable,
     not config.optimizer.offload,
     'config.optimizer.offload=True is not supported where steps are measured; leave it out',
   )
+  from tfm.data import pipeline
+  from tfm.training import vmapped_runs
+
   data = pipeline.open_data(
     experiment.source, experiment.tokenizer, source_tokenizer=experiment.source_tokenizer
   )

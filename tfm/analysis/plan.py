@@ -54,12 +54,14 @@ class Compiled:
 
   Attributes:
     text: of the module; memory: bytes by the compiler's names; seconds: compile time.
+    executable: what was compiled; None after an error.
   """
 
   text: str
   memory: Mapping[str, int]
   error: str
   seconds: float
+  executable: jax.stages.Compiled | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,6 +79,7 @@ class StepPlan:
       single row became sums.
     collectives: of one device. bound: None if the chip is unknown or compilation failed.
     seconds: compile time. chip: the share of one device; None if unknown.
+    expected: the bound at rates that were measured (`calibration`); None if none were given.
   """
 
   name: str
@@ -95,6 +98,7 @@ class StepPlan:
   bound: Bound | None
   seconds: float
   chip: Chip | None
+  expected: Bound | None = None
 
   @property
   def devices(self) -> int:
@@ -147,7 +151,7 @@ def compile_step(step: Step) -> Compiled:
     - analysis.host_alias_size_in_bytes
   )
   sizes['host_temporaries'] = analysis.host_temp_size_in_bytes
-  return Compiled(executable.as_text(), sizes, '', time.perf_counter() - begin)
+  return Compiled(executable.as_text(), sizes, '', time.perf_counter() - begin, executable)
 
 
 def analyze_step(

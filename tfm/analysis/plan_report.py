@@ -95,6 +95,11 @@ def summary(one: StepPlan) -> list[tuple[str, ...]]:
     rows.append(
       ('time of host', seconds(b.host), f'{moved}, both ways at once / {one.chip.host / 1e9:,.0f} GB/s')
     )
+  if one.expected:
+    ends = one.expected.seconds, one.expected.serial_seconds
+    rows.append(
+      ('time expected', between(ends, seconds), f'likewise, at measured rates; bound by {one.expected.by}')
+    )
   word = 'generated' if one.name == 'decoding' else 'trained'
   return rows + [
     ('time of a step', between((b.seconds, b.serial_seconds), seconds), f'{OVERLAP}; bound by {b.by}'),

@@ -24,7 +24,7 @@ import tfm.residuals
 import tfm.scores
 from tfm import spec
 from tfm.config.assemble import Experiment
-from tfm.config.assemble.field_errors import build_field
+from tfm.config.field_errors import build_field
 from tfm.config.overlay import complete
 from tfm.config.resolve import resolve_config
 from tfm.config.schema import default_config
@@ -91,14 +91,16 @@ class Variant:
     """The arguments of a spec, with defaults."""
     model_fields = {*inspect.signature(SLOTS[self.slot][1]).parameters, 'parent', 'name'}
     # Besides the fields of their protocol, mixers get the other slots of attention from the model.
-    surroundings = model_fields | ({'position', 'mask', 'score', 'kernel'} if self.slot == 'mixer' else set())
+    others = {'position', 'mask', 'score', 'kernel', 'value_initializer'}
+    surroundings = model_fields | (others if self.slot == 'mixer' else set())
     settable = [name for name in inspect.signature(self.kind).parameters if name not in surroundings]
     return spec.format_signature(self.kind, settable) if settable else ''
 
   @property
   def summary(self) -> str:
-    """The first line of its file."""
-    return importlib.import_module(self.kind.__module__).__doc__.splitlines()[0].rstrip('.')
+    """The first line of its file; '' if the file does not begin with a docstring."""
+    first, *_ = (importlib.import_module(self.kind.__module__).__doc__ or '').splitlines() or ['']
+    return first.rstrip('.')
 
   @functools.cached_property
   def fields(self) -> dict[str, str]:
