@@ -71,6 +71,7 @@ def test_a_row_is_an_image(digits):
     assert row['image'].dtype == np.float32 and row['classes'] == tokens.classes[i]
     np.testing.assert_array_equal(row['positions'], np.arange(17))
     np.testing.assert_array_equal(row['segments'], np.ones(17))
+    assert row['positions'].dtype == row['segments'].dtype == np.int32
 
 
 def test_training_reads_every_image_once_an_epoch(digits):
@@ -92,6 +93,7 @@ def test_training_augments_images(digits):
   for i in range(200):
     image, varied = (((x[i]['image'] + 1) * 127.5).round().astype(np.uint8)[:, :, 0] for x in (plain, rows))
     np.testing.assert_array_equal(rows[i]['image'], again[i]['image'])
+    assert rows[i]['image'].shape == (8, 8, 1)
     options = {}
     for mirrored in (False, True):
       padded = np.zeros((10, 10), np.uint8)

@@ -9,7 +9,7 @@ import pytest
 from tests.data.distinct_tokens import make_tokens
 from tfm import spec
 from tfm.data import packing
-from tfm.data.packing import concat, protocol
+from tfm.data.packing import concat, padded, protocol
 
 
 SPECS = 'concat', 'concat(shuffle=False)', 'first_fit', 'first_fit(bins=1)', 'first_fit(bins=3)'
@@ -207,6 +207,11 @@ def test_first_fit_segments_restart_and_fill():
   assert np.mean(filled) > 0.9
 
 
+def test_first_fit_closes_the_fullest_of_its_open_rows():
+  tokens = make_tokens([6, 7, 2])  # with their ends: 7, 8 and 3, which fits beside 7
+  assert [len(build(f'first_fit(bins={n})').evaluation_rows(tokens, 10)) for n in (1, 2)] == [3, 2]
+
+
 @pytest.mark.parametrize('text', SPECS)
 def test_a_split_shorter_than_a_row_is_rejected(text):
   tokens = make_tokens([3, 4])
@@ -245,3 +250,11 @@ def test_padded_has_one_text_per_row(caplog):
   ]
   epoch = [build('padded').rows(tokens, 5, seed=0)[i]['targets'].tobytes() for i in range(6)]
   assert {*epoch[:3]} == {*epoch[3:]} == {rows[i]['targets'].tobytes() for i in range(3)}
+
+
+def test_the_row_of_a_text_that_is_too_long_is_empty(caplog):
+  """As of infinitely many, whose lengths nobody knows before."""
+  long, short = (padded.PaddedRows(make_tokens([3, 9]), 5, seed=None)[i] for i in (1, 0))
+  assert 'made up[1] has 10 tokens, more than a row of 5, and is skipped' in caplog.text
+  assert set(long) == set(short) == set(protocol.FIELDS)
+  assert not any(x.any() for x in long.values()) and short['segments'].tolist() == [1, 1, 1, 1, 0]

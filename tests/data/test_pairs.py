@@ -139,6 +139,13 @@ def test_batches_of_buckets_have_about_equal_tokens(pairs, ratio, expected):
   assert shapes == expected and rows_of_an_epoch > 3
 
 
+def test_a_row_of_a_bucket_is_segment_one(make_tokens):
+  pairs = Pairs('made up', make_tokens([0, 3]), make_tokens([0, 2]))
+  rows = spec.build('buckets(least=1)', packing, protocol.Packing).evaluation_rows(pairs, LENGTH)
+  assert [rows[i]['segments'].tolist() for i in (0, 1)] == [[1], [1, 1, 1, 0]]
+  assert [rows[i]['source_segments'].tolist() for i in (0, 1)] == [[1], [1, 1, 1, 1]]
+
+
 @pytest.mark.parametrize('layout', ('blocks', 'tiles'))
 def test_processes_share_a_batch(pack, pairs, layout, make_shares):
   """Batches of shorter rows have more of them, which the processes share in the same proportion."""

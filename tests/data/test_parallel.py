@@ -40,6 +40,22 @@ def test_columns_of_one_file_are_pairs(tmp_path, make_source):
   assert all_pairs(corpus) == collections.Counter((a.lower(), b.lower()) for a, b in PAIRS)
 
 
+def test_moses_tokens(tmp_path, make_source):
+  """Punctuation is normalized by the language of the side, and is a token of its own, not escaped."""
+  for split in ('train', 'validation', 'test'):
+    write(tmp_path, f'{split}.tsv', ['The man’s dog, 3.5 m away.\tDer „Hund“ ist 3,5 m weg.'])
+  corpus = make_source(f'parallel("{tmp_path}/{{split}}.tsv", lowercase=True, moses=("en", "de"))').prepare(
+    tmp_path
+  )
+  expected = ("the man 's dog , 3.5 m away .", 'der " hund " ist 3,5 m weg .')
+  assert all_pairs(corpus) == {expected: 3}
+
+
+def test_moses_needs_both_languages(make_source):
+  with pytest.raises(ValueError, match=r"has moses=\('de',\); name the languages of both sides, or none"):
+    make_source('parallel("a.en", "a.de", moses=("de",))').raw_documents()
+
+
 def test_files_of_each_split(tmp_path, make_source):
   parts = dict(train=PAIRS[:300], val=PAIRS[300:350], test_2016=PAIRS[350:])
   for name, results in parts.items():

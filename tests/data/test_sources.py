@@ -329,6 +329,12 @@ def test_tfds_errors_name_the_field(spec, message, tiny, cache_dir, make_source)
     assert words in str(error.value)
 
 
+def test_a_second_file_is_not_taken_for_the_name_of_a_field(tmp_path, cache_dir, make_source):
+  (tmp_path / 'train.txt').write_text('text')
+  with pytest.raises(ValueError, match="field='valid.txt' is a key of .jsonl files.*txt\", splits="):
+    make_source(f"text('{tmp_path}/train.txt', 'valid.txt')").prepare(cache_dir)
+
+
 def test_tfds_rejects_data_that_needs_tensorflow(tmp_path, cache_dir, make_source):
   TinySet(data_dir=str(tmp_path), file_format='array_record').download_and_prepare()
   info = tmp_path / 'tiny_set' / '1.0.0' / 'dataset_info.json'
@@ -369,9 +375,9 @@ print([name for name in sys.modules if name.split('.')[0] == 'tensorflow'])
     ('a/x.txt', 'text("{}a/x.txt")'),
     ('a/x.txt.gz', 'text("{}a/x.txt.gz")'),
     ('a/{{split}}.txt', 'text("{}a/{{split}}.txt")'),
-    ('a/*.jsonl', 'text("{}a/*.jsonl")'),
+    ('a/*.jsonl', 'preferences("{0}a/*.jsonl") or text("{0}a/*.jsonl")'),
     ('a', 'text("{}a/**/*.txt")'),
-    ('b/', 'text("{}b/**/*.jsonl.zst")'),
+    ('b/', 'preferences("{0}b/**/*.jsonl.zst") or text("{0}b/**/*.jsonl.zst")'),
     ('c', 'folder("{}c", size=…)'),
     ('x.csv', 'table("{}x.csv", text=…, label=…)'),
     ('x.tsv', 'labelled("{0}x.tsv") or parallel("{0}x.tsv") or table("{0}x.tsv", text=…, label=…)'),

@@ -83,6 +83,7 @@ def test_the_tail_of_several_files_is_that_of_them_all(tmp_path, make_source):
     ("text('{}/y/{{split}}.txt')", r'set splits=\(…\) to the names of the files: one, two$'),
     ("text('{}/z/{{split}}.txt')", r'give the path of files that do$'),
     ("text('{}/none.txt')", r'matches no file: .*none.txt. does not exist; give'),
+    ("text('{}/x/')", r"x/' is a folder; use a pattern such as '.*/x/\*\*/\*.txt'$"),
     (
       "text('{}/train.txt', splits=('train', 'valid'))",
       r'replaces \{split\}, which .*train.txt. does not have',
@@ -105,3 +106,9 @@ def test_what_does_not_exist_is_rejected_with_what_does(tmp_path, make_source, s
   (tmp_path / 'x' / 'validation').mkdir()  # has no files
   with pytest.raises(ValueError, match=sentence):
     make_source(spec.format(tmp_path, tmp_path)).prepare(tmp_path / 'cache')
+
+
+def test_a_relative_path_is_rejected_with_the_folder_that_lacks_it(tmp_path, make_source, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  with pytest.raises(ValueError, match=f"'one.txt' does not exist in {tmp_path}; give the path"):
+    make_source("text('one.txt')").prepare(tmp_path / 'cache')

@@ -14,7 +14,8 @@ from tfm.data import corpus as corpora
 from tfm.data import packing, pipeline, tokenizers
 from tfm.data.documents import INFINITE
 from tfm.data.packing.protocol import Packing
-from tfm.data.sources import mqar
+from tfm.data.sources import memorization as memorization_task
+from tfm.data.sources import mqar, regbench
 from tfm.data.tokenizers.protocol import Tokenizer
 from tfm.data.tokens import AnsweredTexts
 
@@ -89,6 +90,51 @@ def joined(text):
   return right, answers, end, length - text.count('=')
 
 
+def in_context_recall(text):
+  """Every key has one value, noise apart; what is known is answered, and the last key is."""
+  first, *words = text.split(' ')
+  known, answers, right = {}, [], first == '.'
+  for key, value in zip(words[::2], words[1::2], strict=True):
+    if key[0] == 'n':
+      right &= value[0] == 'n'
+      continue
+    right &= key[0] == 'k' and value[0] == 'v' and known.get(key, value) == value
+    if key in known:
+      answers.append(f' {value}')
+    known[key] = value
+  return right and words[-2] in words[:-2:2], answers, False, len(words)
+
+
+def fuzzy_recall(text):
+  """The same, of runs of symbols."""
+  known, answers, right = {}, [], text.startswith('. ')
+  pairs = re.findall(r'((?: k\d+)+)((?: v\d+)+)', text)
+  for key, value in pairs:
+    right &= known.get(key, value) == value and len(set(key.split())) == key.count('k') <= 2
+    if key in known:
+      answers += re.findall(r' v\d+', value)
+    known[key] = value
+  last = len({key for key, _ in pairs[:-1]} & {pairs[-1][0]})
+  return right and last and text == '.' + ''.join(map(''.join, pairs)), answers, False, text.count(' ')
+
+
+def memorization(text):
+  first, *words = text.split(' ')
+  facts = dict(
+    zip(
+      (f'k{i + 1}' for i in range(5)),
+      (f'v{v + 1}' for v in memorization_task.Memorization(vocabulary=10).values),
+    )
+  )
+  right = all(facts[key] == value for key, value in zip(words[::2], words[1::2], strict=True))
+  return (
+    first == '.' and right and len({*facts.values()}) == 5,
+    [f' {word}' for word in words[1::2]],
+    False,
+    len(words),
+  )
+
+
 TASKS = {
   'copy(4, 7, 4)': (of_letters(lambda x: x), range(1, 5), range(5, 8)),
   'reverse(4, 7, 4)': (of_letters(lambda x: ''.join(reversed(x))), range(1, 5), range(5, 8)),
@@ -101,6 +147,14 @@ TASKS = {
   'needle(300, 400, digits=3)': (needle, range(280, 301), range(380, 401)),
   'mqar(12, 24, pairs=2, more=4, vocabulary=16)': (recall, [12], [24]),
   'mqar(12, 24, pairs=2, more=4, vocabulary=16, joined=True)': (joined, [12], [24]),
+  'in_context_recall(16, 24, vocabulary=8)': (in_context_recall, [16], [24]),
+  'in_context_recall(16, 24, vocabulary=8, noise=0.5, noise_vocabulary=4)': (in_context_recall, [16], [24]),
+  'fuzzy_recall(20, 30, vocabulary=8, key_symbols=2, value_symbols=2)': (
+    fuzzy_recall,
+    range(15, 21),
+    range(26, 31),
+  ),
+  'memorization(12, 20, vocabulary=10)': (memorization, [12], [20]),
 }
 
 
@@ -151,6 +205,34 @@ def test_a_test_like_training_is_apart_too(make_source, tmp_path):
   assert not (train & validation or train & test or validation & test)
   # What belongs where does not reveal the answer.
   assert all(0.3 < np.mean([text[-1] == '1' for text in texts]) < 0.7 for texts in (train, validation, test))
+
+
+def test_strings_of_regbench_are_those_of_their_automata(make_source, tmp_path):
+  """Walked edge by edge; every number between its bounds occurs, and no automaton twice."""
+  task = regbench.Regbench(states=6, symbols=5, edges=3, strings=4, length=3)
+  generated = corpus(
+    make_source, 'regbench(states=6, symbols=5, edges=3, strings=4, length=3)', tmp_path, 200
+  )
+  sizes, automata = collections.defaultdict(set), set()
+  for index, (text, spans) in enumerate(documents(generated, 'validation', 200)):
+    automaton, strings = task.document('validation', index)
+    assert text == ' '.join(' '.join(['|', *string]) for string in strings)
+    assert [text[slice(*map(int, span.split(':')))] for span in spans.split()] == [
+      f' {symbol}' for string in strings for symbol in string
+    ]
+    for string in strings:
+      state = 0
+      for symbol in string:
+        state = automaton[state][symbol]
+    sizes['states'].add(len(automaton))
+    sizes['edges'] |= {len(edges) for edges in automaton}
+    sizes['alphabet'].add(len({symbol for edges in automaton for symbol in edges}))
+    sizes['strings'].add(len(strings))
+    sizes['length'] |= {*map(len, strings)}
+    automata.add(str(automaton))
+  assert len(automata) == 200
+  assert sizes.pop('alphabet') <= {*range(1, 6)}
+  assert sizes == dict(states={4, 5, 6}, edges={1, 2, 3}, strings={2, 3, 4}, length={1, 2, 3})
 
 
 @pytest.mark.parametrize('text', ['copy', 'mqar(pairs=2, length=16)', 'listops(least=20, most=40, depth=4)'])
@@ -294,11 +376,17 @@ def test_twins_label_each_other(make_source, tmp_path):
     ('copy(examples=0)', 'examples=0 must be at least 1'),
     ('induction(length=2)', 'length=2 has no room for a symbol twice'),
     ('induction(symbols=60)', 'symbols=60 must lie in 2 … 52'),
+    ('in_context_recall(length=15)', 'length=15 must be even and at least 4'),
+    ('in_context_recall(vocabulary=3)', 'vocabulary=3 must be at least 4'),
+    ('fuzzy_recall(length=11)', 'length=11 has no room for the longest pair twice; use at least 12'),
+    ('fuzzy_recall(key_symbols=9)', r'key_symbols=9 must lie in 1 … 8, half of the vocabulary'),
+    ('memorization(longer=33)', 'longer=33 must be even and at least 2'),
     ('selective_copy(length=5, tokens=6)', r'tokens=6 must lie in 1 … length=5'),
     ('selective_copy(symbols=2)', 'symbols=2 must lie in 3 … 53'),
     ('needle(length=150)', 'length=150 has no room for a text around the number; use at least 169'),
     ('needle(depth=1.5)', 'depth=1.5 must be at least 0 and at most 1'),
     ('needle(digits=0)', 'digits=0 must be at least 1'),
+    ('regbench(states=3)', 'states=3 must be at least 4'),
     ('mqar(length=15, pairs=2)', 'length=15 must leave an even number of symbols after 2 pairs'),
     (
       'mqar(length=64, pairs=17)',

@@ -1,11 +1,13 @@
 """Sums over a split, and the bytes of its targets."""
 
+from fractions import Fraction
+
 import jax
 import numpy as np
 
 from tfm.data.row_share import RowShare
 from tfm.evaluation import evaluate_split
-from tfm.evaluation.evaluate_split import ByteCounter, measure
+from tfm.evaluation.evaluate_split import ByteCounter, Total, measure, mix_totals
 from tfm.parallel import mesh as meshes
 from tfm.parallel.sharding import batch_sharding, parse_rules
 
@@ -46,3 +48,10 @@ def test_sums_are_in_float64_over_all_batches():
   total = measure(np.float32(0.5), step, BATCHES, where, ByteCounter(TOKEN_BYTES, RowShare.all(2)))
   assert total.sums == dict(tokens=0.5 * 8) and total.bytes == 14
   assert total.sums['tokens'].dtype == np.float64
+
+
+def test_a_metric_of_a_mixture_is_the_mean_over_its_parts():
+  """Per token 3 and 1 nats, 2 and 3 bytes, whatever the number of tokens of each."""
+  parts = dict(a=Total(dict(loss=6.0, tokens=2.0), 4), b=Total(dict(loss=8.0, tokens=8.0), 24))
+  mixed = mix_totals(parts, dict(a=Fraction(1, 4), b=Fraction(3, 4)))
+  assert mixed.sums == dict(loss=10 * (3 / 4 + 3 / 4), tokens=10) and mixed.bytes == 10 * (2 / 4 + 9 / 4)

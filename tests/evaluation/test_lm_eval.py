@@ -140,6 +140,30 @@ def test_generation_is_tfms_own_up_to_a_stop_string(model, lm):
   assert ask(lm.generate_until, *requests) == [text[: text.index(stop)] for text, stop in zip(own, stops)]
 
 
+@pytest.fixture(scope='module')
+def growing(model, tiny):
+  """As a published model whose rotations change when a text grows beyond 16 tokens."""
+  scaling = 'longrope(short_factor=(1,1,1,1), long_factor=(1,2,4,8), original=16, factor=2.0)'
+  experiment = Experiment(tiny(**{'model.position': f'rope(scaling={scaling!r})'}))
+  one = experiment.build_model(model.vocab)
+  return dataclasses.replace(model, experiment=experiment, model=one, published=dict(family='llama'))
+
+
+def test_each_text_has_the_rotations_of_its_own_length(model, growing):
+  pairs = [*PAIRS, ('Now is better than', ' never'), ('Now is better than', ' ever.'), ('Although neve', 'r')]
+  scores = ask(TfmLM(growing, batch_size=3).loglikelihood, *pairs)
+  alone = [expected(growing, *pair)[0] for pair in pairs]
+  np.testing.assert_allclose([score for score, _ in scores], alone, **CLOSE)
+  assert not np.allclose(alone, [expected(model, *pair)[0] for pair in pairs], **CLOSE)
+
+
+def test_generation_follows_the_length_of_each_text(growing):
+  prompts = 'Now is', 'Sparse is better', 'Verse 1'
+  own = [growing.generate(prompt, max_new_tokens=24)[len(prompt) :] for prompt in prompts]
+  requests = [(prompt, dict(until=[], max_gen_toks=24, do_sample=False)) for prompt in prompts]
+  assert ask(TfmLM(growing).generate_until, *requests) == own
+
+
 def test_generation_ends_when_every_row_has_its_stop_string(model, lm, monkeypatch):
   read, generate = [], loop.generate
   monkeypatch.setattr(

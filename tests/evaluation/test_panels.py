@@ -4,6 +4,7 @@ import io
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from matplotlib.image import imread
 from rich.console import Console
 
@@ -50,6 +51,13 @@ def test_a_table_is_blue_above_0_and_red_below(tmp_path):
   assert rgb(panels.VISIBLE) in colours(file) and rgb(panels.NEGATIVE) not in colours(file)
   panels.draw_panels([TablePanel('table', -values)], file)
   assert rgb(panels.NEGATIVE) in colours(file) and rgb(panels.VISIBLE) not in colours(file)
+
+
+@pytest.mark.parametrize('names, has_legend', [('a', False), ('ab', True)])
+def test_curves_have_the_name_of_their_axis_and_several_a_legend(names, has_legend):
+  axes = Figure().subplots()
+  CurvesPanel('rates', 'step', np.arange(3), dict.fromkeys(names, np.arange(3.0))).draw(axes)
+  assert axes.get_xlabel().splitlines()[0] == 'step' and (axes.get_legend() is not None) == has_legend
 
 
 def test_the_picture_has_the_type_that_its_name_says(tmp_path):

@@ -1,7 +1,9 @@
 """Each command that reads a run divides it among real processes, on loopback, and answers as one process."""
 
+import base64
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -12,6 +14,7 @@ from safetensors.numpy import load_file
 
 from tests.commands.test_import import GPT2, write_tokenizer
 from tfm.commands import cli
+from tfm.evaluation.attention_page import LEVELS
 from tfm.runs.train import train
 from tfm.training.metrics import read
 
@@ -103,6 +106,16 @@ def test_attend(workdir, run_together, capsys, tmp_path):
   run_together(2, *command, *mesh, f'--to={tmp_path / "two"}')
   run_alone(capsys, *command, f'--to={tmp_path / "one"}')
   assert sorted(path.name for path in (tmp_path / 'two').iterdir()) == ['decoder.png', 'index.html']
+  ours, theirs = (read_weights(tmp_path / name / 'index.html') for name in ('two', 'one'))
+  np.testing.assert_allclose(ours, theirs, atol=ROUNDING + 1 / LEVELS)
+  assert len(ours) > 100 and ours.std() > 0.1
+
+
+def read_weights(page):
+  """The attention weights in a page of `tfm attend`."""
+  data = re.search(r'id="data">(.*?)</script>', page.read_text(encoding='utf-8'), re.DOTALL)[1]
+  [kind] = json.loads(data)['kinds']
+  return np.frombuffer(base64.b64decode(kind['weights']), '<u2') / LEVELS
 
 
 def test_export_and_import(workdir, run_together, capsys, tmp_path):

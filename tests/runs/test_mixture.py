@@ -44,11 +44,11 @@ def test_every_evaluation_has_the_loss_of_each_source(unbroken):
 
 def test_a_run_is_evaluated_on_all_sources_and_on_one(unbroken):
   run = load.load(unbroken)
-  values = load.evaluate(run, 'test')
+  values = load.evaluate(run, 'test').metrics
   assert set(values) == {*'loss perplexity accuracy tokens bits_per_byte loss/book loss/digits'.split()}
   tokens = 0
   for name in ('book', 'digits'):
-    one = load.evaluate(run, f'test/{name}')
+    one = load.evaluate(run, f'test/{name}').metrics
     assert one['loss'] == values[f'loss/{name}']
     tokens += one['tokens']
   assert values['tokens'] == tokens

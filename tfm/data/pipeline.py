@@ -117,7 +117,10 @@ class TextData(Data):
         )
       answers = self.corpus.splits[split][ANSWERS]
       return token_arrays.AnsweredTexts(name, tokens['text'], answers, self.tokenizer.token_bytes)
-    return tokens['text'] if 'text' in tokens else token_arrays.Pairs(name, **tokens)
+    if 'text' in tokens:
+      return tokens['text']
+    kind = token_arrays.Preferences if 'prompt' in tokens else token_arrays.Pairs
+    return kind(name, **tokens)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -66,7 +66,14 @@ def find_split_files(spec: str, pattern: str, names: Sequence[str]) -> SplitFile
   paths = {split: files.find_files(split_pattern) for split, split_pattern in patterns.items()}
   for split, split_pattern in patterns.items():
     if not paths[split]:
-      raise ValueError(f'{spec} matches no file: {split_pattern!r} does not exist; {_remedy(pattern)}')
+      if os.path.isdir(os.path.expanduser(split_pattern)):
+        example = os.path.join(split_pattern, '**/*.txt')
+        raise ValueError(
+          f'{spec} matches no file: {split_pattern!r} is a folder; use a pattern such as {example!r}'
+        )
+      # A run may be read from another folder than it was trained in.
+      where = '' if os.path.isabs(os.path.expanduser(split_pattern)) else f' in {os.getcwd()}'
+      raise ValueError(f'{spec} matches no file: {split_pattern!r} does not exist{where}; {_remedy(pattern)}')
   return SplitFiles(paths)
 
 

@@ -70,7 +70,8 @@ def split_by_piece(
       f'{name} is too short to be split: {total} bytes in {len(sizes)} different pieces of about '
       f'{piece_size}; give at least {PIECES * PIECE_BYTES[0]} bytes of text'
     )
-  _warn_few_documents(name, sum(survey.documents[s] for s in carved), len(sizes), piece_size)
+  documents = sum(survey.documents[split] for split in carved)
+  _warn_few_documents(name, ' and '.join(carved), documents, len(sizes), piece_size)
   split_of, order, count, used = {}, [*carved[1:], 'train'], 0, 0
   for index, piece_digest in enumerate(sorted(sizes)):
     is_full = used >= VALIDATION_SHARE * total or len(sizes) - index < len(order)
@@ -145,12 +146,13 @@ def split_text(text: str, size: int) -> Iterator[str]:
 
 
 @functools.cache
-def _warn_few_documents(name: str, documents: int, pieces: int, size: int) -> None:
+def _warn_few_documents(name: str, splits: str, documents: int, pieces: int, size: int) -> None:
   """Warns once, however often the corpus is opened."""
   _log.warning(
-    '%s has too few documents to be split by their hashes: %d documents are divided into %d pieces of about '
-    '%d bytes, each of which becomes a document',
+    '%s has too few documents to be split into %s: %d in all, divided into %d pieces of about %d bytes, '
+    'each of which becomes a document',
     name,
+    splits,
     documents,
     pieces,
     size,

@@ -59,8 +59,12 @@ class Task(protocol.Source):
       is_test: whether the example is for the test split, which may be harder.
     """
 
+  def draw(self, split: str, index: int) -> random.Random:
+    """The random numbers of a document."""
+    return random.Random(f'{self.seed} {split} {index}')
+
   def _document(self, split: str, index: int) -> tuple[str, ...]:
-    draw = random.Random(f'{self.seed} {split} {index}')
+    draw = self.draw(split, index)
     for _ in range(MAX_DRAWS):
       example = self.example(draw, split == 'test')
       if not self.assigns_by_hash or _split_of(example[0]) == split:

@@ -143,6 +143,39 @@ class Pairs:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class Preferences:
+  """The tokens of a split's prompts, and of the chosen and the rejected continuation of each."""
+
+  name: str
+  prompt: Tokens
+  chosen: Tokens
+  rejected: Tokens
+
+  @property
+  def documents(self) -> int:
+    return self.prompt.documents
+
+  @property
+  def targets(self) -> int:
+    return self.chosen.targets + self.rejected.targets
+
+  @property
+  def bos_id(self) -> int:
+    return self.prompt.bos_id
+
+  @property
+  def sequence_lengths(self) -> np.ndarray:
+    """The number of tokens of each prompt with either continuation and its end, int64 [documents, 2]."""
+    continuations = [self.chosen.sequence_lengths, self.rejected.sequence_lengths]
+    return self.prompt.lengths[:, None] + np.concatenate(continuations, 1)
+
+  def sequences(self, index: int) -> tuple[np.ndarray, ...]:
+    """Returns the prompt with the chosen, and with the rejected continuation."""
+    prompt = self.prompt.document(index)[:-1]
+    return tuple(np.append(prompt, side.document(index)) for side in (self.chosen, self.rejected))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class LabelledTexts:
   """The tokens of a split's texts, and their labels.
 

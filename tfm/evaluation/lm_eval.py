@@ -8,6 +8,7 @@ results = lm_eval.simple_evaluate(model=TfmLM(tfm.load('runs/lm')), tasks=['hell
 
 import collections
 import functools
+import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
@@ -21,7 +22,7 @@ from tfm.data.progress_bar import track
 from tfm.data.tokenizers.protocol import Tokenizer
 from tfm.decoding import loop
 from tfm.decoding.sampling import Sampling
-from tfm.decoding.unroll_layers import unroll_layers
+from tfm.decoding.unroll_layers import disable_scan, unroll_layers
 from tfm.errors import importing_extra, require, suggest
 from tfm.layers.cross_entropy import token_cross_entropy
 from tfm.mixers.protocol import Context
@@ -49,12 +50,16 @@ class TrainedDecoder(Protocol):
   mesh: Mesh
   rules: sharding.Rules
 
+  def model_for_generation(self, length: int) -> Decoder:
+    """The model whose rotary scaling, if it depends on the text, follows one that grows beyond `length`."""
+
 
 class TfmLM(TemplateLM):
   """What `tfm.load` or `tfm.from_pretrained` returned, for `lm_eval.simple_evaluate(model=…)`.
 
   Every text follows the token that begins a text, as in training. Texts beyond `max_length` tokens lose their
-  beginning; rolling log-likelihoods read them in consecutive windows.
+  beginning; rolling log-likelihoods read them in consecutive windows. Where the rotary scaling of a published
+  model follows the length of the text, each text has the rotations of its own length, as read alone.
 
   Args:
     run: a decoder with a tokenizer.
@@ -82,6 +87,7 @@ class TfmLM(TemplateLM):
       require(
         self.max_length <= limit, f'max_length={self.max_length} exceeds the {limit} positions of {name}'
       )
+    self._model_for = functools.cache(run.model_for_generation)  # functions are compiled for a model
 
   @property
   def eot_token_id(self) -> int:
@@ -148,10 +154,10 @@ class TfmLM(TemplateLM):
       last = len(row) - 1
       tokens[i, :last], targets[i, :last], segments[i, :last] = row[:-1], row[1:], 1
       prefix[i, :last] = last - continuation  # as in generation: the context but its last token
-    positions = np.broadcast_to(np.arange(width, dtype=np.int32), tokens.shape)
+    positions = np.arange(width, dtype=np.int32) * segments  # padding does not lengthen a text
     has_prefix = 'prefix' in self.run.model.required_fields
     context = Context(positions, segments, prefix if has_prefix else None)
-    return host_arrays.fetch(score_tokens(self.run.model, self.run.params, tokens, targets, context))
+    return host_arrays.fetch(score_tokens(self._model_for(1), self.run.params, tokens, targets, context))
 
   def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
     """What follows each context, up to the first of its stop strings, the end of a text, or max_gen_toks."""
@@ -182,11 +188,11 @@ class TfmLM(TemplateLM):
       require(name in known, f'generation_kwargs.{name} is not supported; {suggest(name, sorted(known))}')
     limits = [limit for _, limit in loop.list_position_limits(self.run.model.positions)]
     room = min([self.max_length, *(loop.count_new_tokens(limit, max_tokens) for limit in limits)])
-    model, params = self._unrolled
+    prompts = [prompt[-max(room, 1) :] for prompt in prompts]
     chunks = loop.generate(
-      model,
-      params,
-      [prompt[-max(room, 1) :] for prompt in prompts],
+      disable_scan(self._model_for(max(map(len, prompts)))),
+      self._unrolled_params,
+      prompts,
       max_tokens=max_tokens,
       eos=self.eot_token_id,
       sampling=Sampling(**{name: settings[name] for name in SAMPLING if name in settings}),
@@ -203,14 +209,19 @@ class TfmLM(TemplateLM):
     return [cut_before(text, until) for text in texts]
 
   @functools.cached_property
-  def _unrolled(self) -> tuple[Decoder, PyTree]:
-    return unroll_layers(self.run.model, self.run.params)
+  def _unrolled_params(self) -> PyTree:
+    return unroll_layers(self.run.model, self.run.params)[1]
 
   def _batches(self, lengths, is_silent: bool) -> Iterator[Sequence[int]]:
-    """The indices of rows that are computed together: those of similar lengths, the longest first."""
+    """The indices of rows that are computed together: those of similar lengths, the longest first; of equal
+    lengths, if rotations follow the length of the longest row.
+    """
     lengths = [*lengths]
+    follows_length = self._model_for(1) is not self.run.model
     order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
-    batches = [order[i : i + self.batch_size] for i in range(0, len(order), self.batch_size)]
+    groups = [[*rows] for _, rows in itertools.groupby(order, lambda i: follows_length and lengths[i])]
+    size = self.batch_size
+    batches = [rows[i : i + size] for rows in groups for i in range(0, len(rows), size)]
     return iter(batches) if is_silent else track(batches, 'lm-eval', len(batches))
 
 

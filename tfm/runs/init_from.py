@@ -47,6 +47,7 @@ MAY_DIFFER = (
   'pooled_transform',
   'output_transform',
   'output_bias',
+  'quantization',
 )
 
 
@@ -152,6 +153,30 @@ def fill_params(params: PyTree, target: PyTree, pretrained: Mapping[str, Array],
   return {name: fill(name, leaf) for name, leaf in target.items()}
 
 
+def read_checkpoint(field: str, workdir: str, step: int | None, use: str) -> tuple[int, dict[str, Any]]:
+  """The step and the metadata of a checkpoint of the run that a field of the config names.
+
+  Args:
+    step: None: the last one.
+    use: what this run does with the parameters, for the message.
+
+  Raises:
+    ValueError: if there is no such run or step.
+  """
+  path = pathlib.Path(workdir)
+  require(
+    (path / 'checkpoints').is_dir(),
+    f'config.{field}: {workdir!r} holds no run; tfm train or tfm import makes one',
+  )
+  with contextlib.closing(checkpoint.Checkpoints(path)) as checkpoints:
+    step = checkpoints.find_step('last') if step is None else step
+    require(
+      step in checkpoints.steps(),
+      f'config.{field}: {workdir!r} has no longer its checkpoint {step}, {use}; put its folder back',
+    )
+    return step, checkpoints.read_metadata(step)
+
+
 def load_pretrained(config: ConfigDict, metadata: Mapping[str, Any] = {}) -> PretrainedRun:
   """Opens the run that config.init_from names; no parameter is read yet.
 
@@ -162,20 +187,15 @@ def load_pretrained(config: ConfigDict, metadata: Mapping[str, Any] = {}) -> Pre
   Raises:
     ValueError: if there is no such run or step, or if its model or tokenizer differs from the config's.
   """
-  workdir = pathlib.Path(config.init_from)
-  require(
-    (workdir / 'checkpoints').is_dir(),
-    f'config.init_from={config.init_from!r} holds no run; tfm train or tfm import makes one',
-  )
-  with contextlib.closing(checkpoint.Checkpoints(workdir)) as checkpoints:
-    step = metadata.get('init_from', {}).get('step', checkpoints.find_step('last'))
-    require(
-      step in checkpoints.steps(),
-      f'config.init_from={config.init_from!r} has no longer its checkpoint {step}, from whose parameters '
-      'this run starts; put its folder back',
-    )
-    metadata = checkpoints.read_metadata(step)
+  saved_step = metadata.get('init_from', {}).get('step')
+  use = 'from whose parameters this run starts'
+  step, metadata = read_checkpoint('init_from', config.init_from, saved_step, use)
   experiment = Experiment(resolve_config(complete(metadata['config'])))
+  require(
+    not (experiment.quantization and experiment.quantization.stored),
+    f'config.init_from={config.init_from!r} stores integers, which cannot be trained; start from the run '
+    'that it was made from',
+  )
   for line in list_differences(experiment.config.to_dict(), config.to_dict()):
     path = line.partition(':')[0]
     is_fixed = path.startswith('model.') and path.split('.')[1] not in MAY_DIFFER
@@ -187,13 +207,19 @@ def load_pretrained(config: ConfigDict, metadata: Mapping[str, Any] = {}) -> Pre
   model = build_model(experiment, *tokenizers)
 
   def restore(mesh, rules):
-    with contextlib.closing(checkpoint.Checkpoints(workdir)) as checkpoints:
-      params = restore_params(checkpoints, step, experiment, model, mesh, rules)
-    return leaves_by_path(merge_adapters(params))
+    return leaves_by_path(restore_merged_params(config.init_from, step, experiment, model, mesh, rules))
 
   shapes = jax.eval_shape(merge_adapters, nn.unbox(abstract_params(experiment, model)))
   published = metadata.get('published')
   return PretrainedRun(leaves_by_path(shapes), restore, config.init_from, step, *tokenizers, published)
+
+
+def restore_merged_params(
+  workdir: str, step: int, experiment: Experiment, model: Trunk, mesh: Mesh, rules: sharding.Rules
+) -> PyTree:
+  """All parameters of a run at a step as `restore_params`, its adapters merged."""
+  with contextlib.closing(checkpoint.Checkpoints(pathlib.Path(workdir))) as checkpoints:
+    return merge_adapters(restore_params(checkpoints, step, experiment, model, mesh, rules))
 
 
 def leaves_by_path(tree: PyTree) -> dict[str, Any]:

@@ -1,12 +1,10 @@
 """Loading a trained run from its working directory, and evaluating it."""
 
-import contextlib
 import dataclasses
 import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
@@ -14,33 +12,34 @@ from ml_collections import ConfigDict
 import tfm.kernels
 from tfm import spec
 from tfm.config.assemble import Experiment
-from tfm.config.assemble.field_errors import build_field
 from tfm.config.difference import list_differences
+from tfm.config.field_errors import build_field
 from tfm.config.overlay import complete
 from tfm.config.resolve import resolve_config
 from tfm.config.schema import parts
 from tfm.data import cache, pipeline
 from tfm.data.documents import INFINITE
-from tfm.data.mixture import split_mixture
 from tfm.data.pipeline import ImageData, TextData
-from tfm.data.row_share import process_share
 from tfm.data.special_tokens import base_tokenizer, extend_tokenizer
 from tfm.data.tokenizers.protocol import Tokenizer
 from tfm.decoding.translate import Translation, translate
 from tfm.decoding.unroll_layers import unroll_layers
 from tfm.errors import require
 from tfm.evaluation import length_extrapolation
-from tfm.evaluation.evaluate_split import ByteCounter, measure, mix_totals
 from tfm.kernels.protocol import Kernel
 from tfm.models.trunk import Trunk
+from tfm.objectives.classification import CONFUSION_MATRIX
+from tfm.objectives.protocol import Reference
 from tfm.parallel import mesh as meshes
 from tfm.parallel import processes, sharding
 from tfm.parallel.mesh import current_platform
 from tfm.runs.init_from import abstract_params, build_model, load_tokenizers, restore_params
+from tfm.runs.measure_split import build_measure_fn, summarize_totals
+from tfm.runs.reference import load_reference
+from tfm.runs.summary import require_run
 from tfm.shapes import Int, PyTree
 from tfm.training import checkpoint
 from tfm.training.progress_line import print_status
-from tfm.training.step import evaluation_step
 
 
 # Fields that may differ when a trained run is read, besides kernels.
@@ -60,6 +59,7 @@ class Run:
     corpus: hash of the documents it was trained on; '' for an imported model.
     source_tokenizer: of the source of pairs, if it has its own; else None.
     published: the metadata of `tfm import`, or None.
+    reference: the run and the step with whose model the objective compares, or None.
   """
 
   experiment: Experiment
@@ -72,6 +72,7 @@ class Run:
   corpus: str
   source_tokenizer: Tokenizer | None = None
   published: Mapping[str, Any] | None = None
+  reference: Mapping[str, Any] | None = None
 
   @property
   def config(self) -> ConfigDict:
@@ -107,8 +108,8 @@ def load(
     ValueError: if there is no run or no such checkpoint, if a kernel of the config is not available here, if
       the mesh is not one of the devices here, or for another override.
   """
+  require_run(workdir)
   workdir = pathlib.Path(workdir)
-  require((workdir / 'checkpoints').is_dir(), f'--workdir={workdir} holds no run; tfm train makes one')
   checkpoints = checkpoint.Checkpoints(workdir)
   number = checkpoints.find_step(step)
   metadata = checkpoints.read_metadata(number)
@@ -134,6 +135,7 @@ def load(
     corpus=metadata['corpus'],
     source_tokenizer=source_tokenizer,
     published=metadata.get('published'),
+    reference=metadata.get('reference'),
   )
 
 
@@ -197,7 +199,23 @@ def checkpoint_metadata(workdir: str, step: str = 'last') -> dict[str, Any]:
   return metadata
 
 
-def evaluate(run: Run, split: str) -> dict[str, float]:
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+  """What a model has on a whole split.
+
+  Attributes:
+    metrics: by name.
+    confusion_matrix: of a classifier, the number of items by [true class, predicted class], float64; of a
+      mixture weighted as its metrics are. None: no classifier.
+    class_names: in the order of their numbers.
+  """
+
+  metrics: dict[str, float]
+  confusion_matrix: np.ndarray | None = None
+  class_names: tuple[str, ...] = ()
+
+
+def evaluate(run: Run, split: str) -> Evaluation:
   """Evaluates a run on a whole split of its config's data.
 
   Raises:
@@ -205,10 +223,16 @@ def evaluate(run: Run, split: str) -> dict[str, float]:
   """
   data = open_evaluation_data(run)
   with processes.main_process_first():
-    data.tokens(split)
+    documents = data.tokens(split)
+  reference = open_reference(run)
   with sharding.context(run.mesh, run.rules):
     where = sharding.batch_sharding(run.mesh, run.rules)
-    return build_evaluate_fn(run.experiment, run.model, data, where, split, batches=0)(run.params)
+    measure_split = build_measure_fn(run.experiment, run.model, data, where, split, batches=0)
+    totals = measure_split(run.params, reference)
+  metrics = summarize_totals(run.experiment.objective, totals)
+  if (matrix := totals.whole.sums.get(CONFUSION_MATRIX)) is None:
+    return Evaluation(metrics)
+  return Evaluation(metrics, matrix, documents.names)
 
 
 def evaluate_lengths(
@@ -249,6 +273,19 @@ def evaluate_lengths(
       chunk=config.training.loss_chunk or length_extrapolation.CHUNK,
       threads=config.data.reader_threads,
     )
+
+
+def open_reference(run: Run) -> Reference | None:
+  """The frozen model that an evaluation of the run compares with; None: it compares with none.
+
+  Raises:
+    ValueError: if its run or step is missing.
+  """
+  if not run.experiment.objective.evaluates_with_reference:
+    return None
+  tokenizers = base_tokenizer(run.tokenizer), run.source_tokenizer
+  reference = load_reference(run.experiment, run.model, tokenizers, run.reference)
+  return reference.restore(run.mesh, run.rules)
 
 
 def open_evaluation_data(run: Run) -> TextData | ImageData:
@@ -301,61 +338,3 @@ def translate_split(
       )
 
   return pairs, translations()
-
-
-def build_evaluate_fn(
-  experiment: Experiment,
-  model: Trunk,
-  data: TextData | ImageData,
-  where: jax.sharding.Sharding,
-  split: str,
-  batches: int,
-) -> Callable[[PyTree], dict[str, float]]:
-  """A function: params → metrics of a split, by name; of a mixture also loss/NAME of each of its sources.
-
-  Args:
-    where: the sharding of an array [B, …].
-    batches: how many batches, spread over the split, of each source; 0 for the whole split.
-  """
-  config, objective = experiment.config, experiment.objective
-  weights, parts = split_mixture(data.tokens(split))
-  rows = {
-    name: objective.rows(experiment.packing, tokens, config.data.length, None, data.tokenizer)
-    for name, tokens in parts.items()
-  }
-  step = jax.jit(evaluation_step(model, objective))
-  counts_bytes = data.tokenizer is not None and data.tokenizer.is_lossless
-  token_bytes = (
-    extend_tokenizer(data.tokenizer, objective.special_tokens).token_bytes if counts_bytes else None
-  )
-  size = evaluation_batch_size(config, where)
-
-  def summarize(total):
-    return {name: float(value) for name, value in objective.summarize(total.sums, total.bytes).items()}
-
-  def evaluate(params):
-    share = process_share(where, size)
-    totals = {}
-    for name, part in rows.items():
-      iterator = pipeline.evaluation_batches(part, size, share, config.data.reader_threads, batches)
-      with contextlib.closing(iterator):
-        totals[name] = measure(params, step, iterator, where, ByteCounter(token_bytes, share))
-    return summarize(mix_totals(totals, weights)) | {
-      f'loss/{name}': summarize(total)['loss'] for name, total in totals.items() if name
-    }
-
-  return evaluate
-
-
-def evaluation_batch_size(config: ConfigDict, where: jax.sharding.Sharding) -> int:
-  """Rows of an evaluation batch: a microbatch, rounded up to a multiple of the devices that split it.
-
-  More devices may load a run than trained it.
-
-  Args:
-    where: the sharding of an array [B, …].
-  """
-  unit = where.num_devices // where.shard_shape((where.num_devices,))[0]
-  if where.mesh.shape['stage'] > 1:
-    unit *= max(1, config.pipeline.microbatches)
-  return -(-config.training.batch_size // config.training.gradient_accumulation // unit) * unit

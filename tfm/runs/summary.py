@@ -48,6 +48,13 @@ def is_run(folder: pathlib.Path) -> bool:
   )
 
 
+def require_run(workdir: str | os.PathLike) -> None:
+  """Raises ValueError for a folder without the checkpoints of a run."""
+  require(
+    pathlib.Path(workdir, 'checkpoints').is_dir(), f'--workdir={workdir} holds no run; tfm train makes one'
+  )
+
+
 def walk_folders(folder: pathlib.Path) -> Iterator[pathlib.Path]:
   """A folder and all below it, in the order of their names, but nothing inside a run."""
   for path, names, _ in os.walk(folder):

@@ -31,10 +31,11 @@ from tfm.models.trunk import Trunk
 from tfm.parallel import chip_specs, compiler_options, processes, sharding
 from tfm.parallel import mesh as meshes
 from tfm.runs.init_from import PretrainedRun, build_model, fill_params, load_pretrained, load_tokenizers
-from tfm.runs.load import build_evaluate_fn
 from tfm.runs.lock import lock_workdir
 from tfm.runs.log_file import describe_run, log_to_file
+from tfm.runs.measure_split import build_evaluate_fn
 from tfm.runs.multihost_checks import require_ensemble_configs, require_equal_runs
+from tfm.runs.reference import ReferenceRun, load_reference
 from tfm.runs.resume import ResumePoint, find_resume_point
 from tfm.runs.run_dir import RunDir
 from tfm.training import loop
@@ -63,6 +64,7 @@ class Prepared:
   Attributes:
     run_dirs: of the runs; experiment: of the first run's config.
     resume: where to start; pretrained: the run of config.init_from whose parameters are needed, or None.
+    reference: the run whose model the objective compares with, or None.
     data: tokenized; metadata: of every checkpoint to be saved, but for config and data position.
     model: for the vocabulary of `data`; init: seed key → initial state.
     started: when preparing began, by `time.perf_counter`.
@@ -72,6 +74,7 @@ class Prepared:
   experiment: Experiment
   resume: ResumePoint
   pretrained: PretrainedRun | None
+  reference: ReferenceRun | None
   data: TextData | ImageData
   metadata: Mapping[str, Any]
   model: Trunk
@@ -89,7 +92,8 @@ class Sharded:
 
   Attributes:
     runs: one run or an ensemble, with the mesh; rules: logical axis → mesh axis.
-    abstract_state: shapes of a state, boxed; shardings: of a state; batch_sharding: of an array [B, …].
+    abstract_state: shapes of a state, boxed; shardings: of a state; batch_sharding: of an array [B, …]. Both
+      have the frozen model of the objective, if it has one, which no checkpoint has.
     iterators: the training batches of each run.
   """
 
@@ -143,6 +147,7 @@ def train_ensemble(run_dirs: Sequence[RunDir]) -> Report:
       initial = initialize(prepared, sharded)
     if stores.local:
       stores.local.require_complete_copies(initial[0])
+    initial = add_reference(initial, prepared, sharded)
     report = open_report(prepared, sharded, stack)
     with sharding.context(sharded.runs.mesh, sharded.rules):
       state, step = sharded.runs.combine(initial), compile_step(prepared, sharded)
@@ -188,15 +193,18 @@ def prepare(run_dirs: Sequence[RunDir], variants: Mapping[str, str] = {}) -> Pre
   needs_pretrained = config.init_from and (experiment.frozen_pattern or not resume.step)
   pretrained = load_pretrained(config, *resume.metadata[:1]) if needs_pretrained else None
   data = open_data(experiment, resume, pretrained)
-  metadata = collect_metadata(data, resume, pretrained) | dict(variants=variants)
+  model = build_model(experiment, data.tokenizer, data.source_tokenizer)
+  tokenizers = data.tokenizer, data.source_tokenizer
+  saved = resume.metadata[0].get('reference') if resume.step else None
+  reference = load_reference(experiment, model, tokenizers, saved)
+  metadata = collect_metadata(data, resume, pretrained, reference) | dict(variants=variants)
   processes.require_equal(
     {f'what config.data.source={config.data.source!r} holds, or the tokenizer,': metadata}
   )
   for run_dir, saved in zip(run_dirs, resume.metadata):
     run_dir.require_same_data(saved, metadata)
-  model = build_model(experiment, data.tokenizer, data.source_tokenizer)
   init = experiment.build_init(model)
-  return Prepared(run_dirs, experiment, resume, pretrained, data, metadata, model, init, started)
+  return Prepared(run_dirs, experiment, resume, pretrained, reference, data, metadata, model, init, started)
 
 
 def open_data(
@@ -217,10 +225,13 @@ def open_data(
 
 
 def collect_metadata(
-  data: TextData | ImageData, resume: ResumePoint, pretrained: PretrainedRun | None
+  data: TextData | ImageData,
+  resume: ResumePoint,
+  pretrained: PretrainedRun | None,
+  reference: ReferenceRun | None,
 ) -> dict[str, Any]:
-  """What every checkpoint says: the corpus hash, the tokenizers, the run and the step that this one starts
-  from, and the published model.
+  """What every checkpoint says: the corpus hash, the tokenizers, the runs and their steps that this one
+  starts from and is compared with, and the published model.
   """
   metadata = dict(corpus=data.corpus.hash)
   for name, tokenizer in dict(tokenizer=data.tokenizer, source_tokenizer=data.source_tokenizer).items():
@@ -233,6 +244,8 @@ def collect_metadata(
     )
   else:
     origin = {}
+  if reference:
+    origin['reference'] = dict(workdir=reference.workdir, step=reference.step)
   return metadata | {name: value for name, value in origin.items() if value}
 
 
@@ -250,6 +263,8 @@ def shard(prepared: Prepared) -> Sharded:
     runs = SingleRun(meshes.from_config(config))
   rules = sharding.parse_rules(config.rules)
   abstract = states.abstract_state(prepared.init)
+  if prepared.reference:
+    abstract = abstract.replace(reference=prepared.reference.abstract)
   validate.validate_state(experiment, abstract, runs.mesh, len(prepared.run_dirs))
   shardings = experiment.state_shardings(abstract, runs.mesh)
   batch_sharding = sharding.batch_sharding(runs.mesh, rules)
@@ -322,10 +337,12 @@ def restore(prepared: Prepared, sharded: Sharded, stores: Stores) -> list[State]
 def initialize(prepared: Prepared, sharded: Sharded) -> list[State]:
   """The state of each run before its first step; only what config.init_from lacks is initialized."""
   pretrained = prepared.pretrained
-  target = restore_target(nn.unbox(sharded.abstract_state), sharded.shardings)
+  # The frozen model of the objective is not initialized.
+  where = sharded.shardings.replace(reference=None)
+  target = restore_target(nn.unbox(sharded.abstract_state.replace(reference=None)), where)
   seeds = [run_dir.config.seed for run_dir in prepared.run_dirs]
   if not pretrained:
-    return states.init_states(prepared.init, seeds, sharded.shardings, sharded.runs.mesh, sharded.rules)
+    return states.init_states(prepared.init, seeds, where, sharded.runs.mesh, sharded.rules)
   pretrained.report_differences(target.params, prepared.experiment.optimizer.is_trainable)
   initial = states.init_states(
     lambda key: pretrained.drop_pretrained(nn.unbox(prepared.init(key))),
@@ -345,6 +362,12 @@ def add_pretrained(
   return [state.replace(params=fill_params(state.params, target.params, params)) for state in partial]
 
 
+def add_reference(initial: Sequence[State], prepared: Prepared, sharded: Sharded) -> list[State]:
+  """The states, with the frozen model that the objective compares with, if it has one."""
+  reference = prepared.reference.restore(sharded.runs.mesh, sharded.rules) if prepared.reference else None
+  return [state.replace(reference=reference) for state in initial]
+
+
 def open_report(prepared: Prepared, sharded: Sharded, stack: contextlib.ExitStack) -> Report:
   """Opens the logs of the main process and describes the run in them; `stack` closes them."""
   config, first = prepared.config, prepared.resume.step
@@ -353,6 +376,8 @@ def open_report(prepared: Prepared, sharded: Sharded, stack: contextlib.ExitStac
   )
   if origin := prepared.metadata.get('init_from'):
     description += f'\ncontinues {origin["workdir"]}: starts from its parameters of step {origin["step"]}'
+  if reference := prepared.reference:
+    description += f'\ncompares with {reference.workdir}: the model of step {reference.step}'
   print_status(description)
   workdirs = [run_dir.workdir for run_dir in prepared.run_dirs]
   is_main = processes.is_main_process()
@@ -392,9 +417,9 @@ def fit(
     experiment, prepared.model, prepared.data, where, 'validation', training.evaluation_batches
   )
 
-  def validate(params):
+  def validate(state):
     with sharding.context(runs.data_mesh, sharded.rules):
-      return evaluate(params)
+      return evaluate(state.params, state.reference)
 
   loop.fit(
     state,

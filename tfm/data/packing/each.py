@@ -12,7 +12,7 @@ from tfm.data.packing import protocol
 from tfm.spec import SizeOrZero
 
 
-FLIP, CROP = 1, 2  # the purposes of random bits; 0 is the order
+FLIP, CROP = 1, 2  # the purposes of random bits beside protocol.ORDER
 
 _log = logging.getLogger(__name__)
 

@@ -20,6 +20,7 @@ from tfm.data.mixture import MixedDocuments
 
 FIELDS = 'inputs', 'targets', 'positions', 'segments'
 PAIR_FIELDS = *FIELDS, 'source', 'source_positions', 'source_segments'
+ORDER = 0  # a purpose of random bits; each packing and objective has its own
 
 Row = dict[str, np.ndarray]
 # What is packed: the documents of a split.
@@ -27,6 +28,7 @@ Documents = (
   token_arrays.Tokens
   | token_arrays.InfiniteDocuments
   | token_arrays.Pairs
+  | token_arrays.Preferences
   | token_arrays.LabelledTexts
   | token_arrays.AnsweredTexts
   | images.Images
@@ -100,14 +102,14 @@ class DocumentRows(Rows):
     if self._seed is None:
       place = index
     elif self._count == INFINITE:
-      place = int(random_bits(self._seed, 0, 1)[0]) // 4 + index
+      place = int(random_bits(self._seed, 0, 1, ORDER)[0]) // 4 + index
     else:
       epoch, place = divmod(index, self._count)
       place = int(self._order(epoch)[place])
     return self._row(place if self._numbers is None else int(self._numbers[place]), index)
 
   def _order(self, epoch: int) -> np.ndarray:
-    return permutation(self._seed, epoch, self._count)
+    return permutation(self._seed, epoch, self._count, ORDER)
 
 
 class MappedRows(Rows):
@@ -225,13 +227,15 @@ def validate_length(length: int) -> None:
     raise ValueError(f'length={length} must be at least 1')
 
 
-def random_bits(seed: int, number: int, size: int, purpose: int = 0) -> np.ndarray:
-  """Returns random bits, uint64 [size], of the seed and a number; NumPy guarantees that they never change."""
+def random_bits(seed: int, number: int, size: int, purpose: int) -> np.ndarray:
+  """Returns random bits, uint64 [size], independent for each seed, number and purpose; NumPy guarantees
+  that they never change.
+  """
   key, counter = np.array([seed, number], np.uint64), np.array([0, 0, 0, purpose], np.uint64)
   return np.random.Philox(key=key, counter=counter).random_raw(size)
 
 
-def permutation(seed: int, epoch: int, size: int, purpose: int = 0) -> np.ndarray:
+def permutation(seed: int, epoch: int, size: int, purpose: int) -> np.ndarray:
   """Returns a random permutation, int64 [size]."""
   return np.argsort(random_bits(seed, epoch, size, purpose), kind='stable')
 
@@ -239,7 +243,7 @@ def permutation(seed: int, epoch: int, size: int, purpose: int = 0) -> np.ndarra
 def _part_seed(seed: int, name: str) -> int:
   """Returns the seed of a part of a mixture."""
   number = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest())
-  return int(random_bits(seed, number, 1)[0])
+  return int(random_bits(seed, number, 1, ORDER)[0])
 
 
 def padding_row(length: int, fields: Sequence[str] = FIELDS) -> Row:
@@ -247,15 +251,15 @@ def padding_row(length: int, fields: Sequence[str] = FIELDS) -> Row:
   return {field: np.zeros(length, np.int32) for field in fields}
 
 
-def fitting_documents(documents: token_arrays.Tokens | token_arrays.Pairs, length: int) -> np.ndarray:
+def fitting_documents(documents: Documents, length: int) -> np.ndarray:
   """Returns the indices of the documents whose sequences are not longer than `length`; a warning counts the
   others.
 
   Raises:
     ValueError: if there are none.
   """
-  longest = documents.sequence_lengths.max(1, initial=0)
-  kind = 'pair' if isinstance(documents, token_arrays.Pairs) else 'text'
+  lengths = documents.sequence_lengths
+  longest, kind = lengths.max(1, initial=0), 'pair' if lengths.shape[1] > 1 else 'text'
   fitting = np.flatnonzero(longest <= length)
   if not len(fitting):
     raise ValueError(f'{documents.name} has no {kind} within length={length} tokens; use a greater length')

@@ -20,7 +20,8 @@ class Source(abc.ABC):
   """Where documents come from; the fields of a subclass are the literals of its spec.
 
   Attributes:
-    fields: the fields of a document: a 'text'; a 'source' and a 'target'; a 'text' with its 'label', with
+    fields: the fields of a document: a 'text'; a 'source' and a 'target'; a 'prompt' with its 'chosen' and
+      its 'rejected' continuation; a 'text' with its 'label', with
       the 'labels' of its words, separated by spaces, or with its 'answers', as ranges `first:last` of its
       bytes; or an 'image' and its 'label'.
     image_shape: H, W, C of every image; () for texts.

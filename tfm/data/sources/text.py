@@ -5,11 +5,11 @@ import functools
 import pathlib
 from collections.abc import Iterable, Iterator
 
-from tfm.data import files, split_files, splitting
+from tfm.data import files, json_lines, split_files, splitting
 from tfm.data.corpus import RawDocuments
 from tfm.data.documents import SPLITS, Document
 from tfm.data.sources import protocol
-from tfm.errors import parse_json
+from tfm.errors import require
 from tfm.spec import Rate
 
 
@@ -49,6 +49,12 @@ class Text(protocol.StoredSource):
 
   def raw_documents(self) -> RawDocuments:
     found = split_files.find_split_files(self.spec, self.pattern, self.splits)
+    formats = {_format(path) for _, path in found}
+    require(
+      self.field == Text.field or '.jsonl' in formats,
+      f'{self.spec}: field={self.field!r} is a key of .jsonl files, and all are .txt; leave it out. Files of '
+      f'the splits are text("{split_files.PLACEHOLDER}.txt", splits=("train", "valid"))',
+    )
     readers = [functools.partial(_read, split, path, _format(path), self.field) for split, path in found]
     documents = RawDocuments(self.spec, readers, found.fixed)
     if not self.tail:
@@ -58,8 +64,10 @@ class Text(protocol.StoredSource):
 
 
 def _read(split: str | None, path: pathlib.Path, suffix: str, field: str) -> Iterator[Document]:
-  chunks = files.read_chunks(path)
-  texts = _read_jsonl(chunks, path, field) if suffix == '.jsonl' else _read_text(chunks, path)
+  if suffix == '.jsonl':
+    texts = (text for (text,) in json_lines.read_fields(path, (field,), 'set field=…'))
+  else:
+    texts = _read_text(files.read_chunks(path), path)
   return ((split, text) for text in texts)
 
 
@@ -75,22 +83,3 @@ def _format(path: pathlib.Path) -> str:
 
 def _read_text(chunks: Iterable[bytes], path: pathlib.Path) -> Iterator[str]:
   yield files.decode(b''.join(chunks), str(path))
-
-
-def _read_jsonl(chunks: Iterable[bytes], path: pathlib.Path, field: str) -> Iterator[str]:
-  for number, line in enumerate(files.split_lines(chunks), start=1):
-    where = f'{path}:{number}'
-    if not (line := files.decode(line, where)).strip():
-      continue
-    try:
-      row = parse_json(line)
-    except ValueError as error:
-      raise ValueError(f'{where} is not JSON: {error}') from None
-    if not isinstance(row, dict) or not isinstance(row.get(field), str):
-      keys = f'has {sorted(row)}' if isinstance(row, dict) else f'is a {type(row).__name__}'
-      raise ValueError(f'{where} has no text under {field!r} (it {keys}); set field=…')
-    try:
-      row[field].encode()
-    except UnicodeEncodeError as error:  # "\ud800" is JSON, but not a character
-      raise ValueError(f'{where} has a lone surrogate, which is not text: {error}') from None
-    yield row[field]
