@@ -12,11 +12,11 @@ MUTANTS ?=
 # tests/conftest.py sets their order.
 PARALLEL = -n auto --dist loadfile --no-loadscope-reorder
 PIP_INSTALL = $(VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt
+# $(call pytest,VENV): pytest of an environment. Files of text that are opened without an encoding fail the tests
+# (pyproject.toml).
+pytest = PYTHONWARNDEFAULTENCODING=1 $(1)/bin/python -m pytest
 
-# Files of text that are opened without an encoding fail the tests (pyproject.toml).
-export PYTHONWARNDEFAULTENCODING = 1
-
-.PHONY: install demo lint test test-slow test-all fuzz mutants oracle compilers plans browser sinks xpk beam lm-eval reference docs clean
+.PHONY: install demo lint test test-slow test-all fuzz mutants oracle compilers plans device browser sinks launch beam lm-eval reference docs clean
 
 $(VENV)/installed: setup.cfg constraints.txt
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("tfm needs Python 3.11 or newer; name one: make PYTHON=python3.12 …")'
@@ -34,38 +34,37 @@ lint: $(VENV)/installed
 	$(VENV)/bin/ruff format --check
 
 test: $(VENV)/installed
-	$(VENV)/bin/python -m pytest $(PARALLEL) $(TESTS)
+	$(call pytest,$(VENV)) $(PARALLEL) $(TESTS)
 
 # The slow tests share little: they are spread over the cores one by one.
 test-slow: $(VENV)/installed
-	$(VENV)/bin/python -m pytest -m 'slow and not exhaustive' -n auto --dist worksteal
+	$(call pytest,$(VENV)) -m 'slow and not exhaustive' -n auto --dist worksteal
 
 # Every fast and slow test, and every case of the sampled ones.
 test-all: $(VENV)/installed
-	$(VENV)/bin/python -m pytest -m 'not oracle' -n auto --dist worksteal
+	$(call pytest,$(VENV)) -m 'not oracle' -n auto --dist worksteal
 
 # Malformed configs, arguments and files, 2,000 at random: each must be accepted, or rejected in one sentence.
 fuzz: $(VENV)/installed
 	$(VENV)/bin/python -m tests.fuzz
 
-# Small errors put into the code that computes, one at a time: each that no test notices is listed. All of them
-# take hours; MUTANTS='tfm.training.schedule*' selects some.
+# Small errors put into the code that computes, one at a time, of each module a few: those that its tests do not notice
+# are listed. MUTANTS='--sample=25 tfm/training/schedule.py' chooses others.
 mutants: $(VENV)/installed
 	$(PIP_INSTALL) -e '.[mutants]'
-	$(VENV)/bin/mutmut run $(MUTANTS)
-	$(VENV)/bin/mutmut results
+	$(VENV)/bin/python -m tests.mutants $(MUTANTS)
 
 # Comparisons with published implementations; they need PyTorch (the CPU build is enough).
 oracle: $(VENV)/installed
 	$(PIP_INSTALL) 'torch==2.13.0'
 	$(PIP_INSTALL) -e '.[oracle]'
-	$(VENV)/bin/python -m pytest -m oracle $(PARALLEL)
+	$(call pytest,$(VENV)) -m oracle $(PARALLEL)
 
 # Plans for TPUs and GPUs without the devices, which need the compilers of both; and the kernels of tokamax.
 compilers: $(VENV)/installed
 	$(PIP_INSTALL) -e '.[tpu,cuda-compiler,tokamax]'
-	$(VENV)/bin/python -m pytest -m slow tests/analysis/test_plan.py -k 'for_a_topology or for_boxes_of_gpus'
-	$(VENV)/bin/python -m pytest -m 'slow or not slow' tests/kernels/test_tokamax.py \
+	$(call pytest,$(VENV)) -m 'slow or not slow' tests/analysis/test_plan.py -k 'for_a_topology or for_boxes_of_gpus'
+	$(call pytest,$(VENV)) -m 'slow or not slow' tests/kernels/test_tokamax.py \
 	  tests/parallel/test_compiler_options.py tests/training/test_gradient_reduction.py tests/models/test_remat.py \
 	  tests/training/test_optimizer_offload.py
 
@@ -75,22 +74,30 @@ plans: $(VENV)/installed
 	rm -rf docs/plans/*/
 	PATH="$(abspath $(VENV))/bin:$$PATH" sh docs/plans/make.sh
 
+# A folder with tfm and the small packages that a machine with only jax, flax and optax lacks:
+# PYTHONPATH=build/device python -m tfm benchmark device --to=DIR
+device: $(VENV)/installed
+	rm -rf build/device
+	$(PIP_INSTALL) --no-deps --target build/device . annotated-types jaxtyping ml-collections wadler-lindig
+
 # Reports and the board in a real browser, such as Debian's package chromium.
 browser: $(VENV)/installed
 	$(PIP_INSTALL) -e '.[browser]'
-	$(VENV)/bin/python -m pytest -m slow tests/studies/report/test_browser.py tests/board/test_browser.py
+	$(call pytest,$(VENV)) -m slow tests/studies/report/test_browser.py tests/board/test_browser.py
 
 # Metrics in the programs that show them, offline.
 sinks: $(VENV)/installed
 	$(PIP_INSTALL) -e '.[mlflow,trackio,wandb]'
-	$(VENV)/bin/python -m pytest -m 'slow or not slow' tests/training/test_sinks.py
+	$(call pytest,$(VENV)) -m 'slow or not slow' tests/training/test_sinks.py
 
-# Workloads for Kubernetes as the real xpk makes them, without a cluster. It has many dependencies, thus its own
-# environment.
-xpk: $(VENV)/installed
+# What `tfm launch` prints for Kubernetes: workloads as the real xpk makes them, without a cluster (it has many
+# dependencies, thus its own environment); manifests by the schemas of Kubernetes; and the Dockerfile by hadolint.
+launch: $(VENV)/installed
+	$(PIP_INSTALL) -e '.[launch]'
 	$(PYTHON) -m venv .venv-xpk
 	.venv-xpk/bin/pip install --quiet --disable-pip-version-check 'xpk==1.16.0'
-	$(VENV)/bin/python -m pytest -m slow tests/launch/test_xpk.py
+	$(call pytest,$(VENV)) -m 'slow or not slow' tests/launch/test_xpk.py tests/launch/test_kubernetes.py \
+	  tests/launch/test_dockerfile.py
 
 # $(call overlay,NAME,PACKAGE,OTHERS): an environment of its own, .venv-NAME, with PACKAGE and the versions that it
 # needs of OTHERS, a|b|c; all other packages are those of this one.
@@ -105,12 +112,12 @@ endef
 # Tokens written by Apache Beam, which needs older versions of four packages.
 beam: $(VENV)/installed
 	$(call overlay,beam,'apache-beam==2.77.0',pillow|pyarrow|protobuf|python-dateutil)
-	.venv-beam/bin/python -m pytest -m slow tests/data/test_beam.py
+	$(call pytest,.venv-beam) -m slow tests/data/test_beam.py
 
 # Tasks of lm-evaluation-harness on a run, offline. It needs an older version of a package.
 lm-eval: $(VENV)/installed
 	$(call overlay,lm-eval,'lm-eval==0.4.13',python-dateutil)
-	.venv-lm-eval/bin/python -m pytest -m slow tests/evaluation/test_lm_eval.py
+	$(call pytest,.venv-lm-eval) -m slow tests/evaluation/test_lm_eval.py
 
 # The generated pages of docs/reference.
 reference: $(VENV)/installed

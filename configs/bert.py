@@ -13,6 +13,8 @@ Expected:  not measured; tiny was never trained to the end. Published: 110 M par
 
 from ml_collections import ConfigDict
 
+from tfm.config.library import require_argument
+
 
 SIZES = {
   'base': dict(layers=12, width=768, heads=12),
@@ -22,8 +24,7 @@ SIZES = {
 
 
 def get_config(arg: str = '') -> ConfigDict:
-  if (arg or 'base') not in SIZES:
-    raise ValueError(f'configs/bert.py takes one of {", ".join(SIZES)}, not {arg!r}')
+  require_argument(arg, SIZES)
   config = ConfigDict()
   config.objective = 'masked_lm(next_sentence=True)'
   # 30,522 tokens with <mask>. The text is English Wikipedia; the BookCorpus of the paper is left out.

@@ -17,6 +17,8 @@ from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
+from tfm.config.library import require_argument
+
 
 class Size(NamedTuple):
   """A row of Table 2, and the learning rate of GPT-3 at this size."""
@@ -36,8 +38,7 @@ SIZES = {
 
 
 def get_config(arg: str = '') -> ConfigDict:
-  if (arg or 'small') not in SIZES:
-    raise ValueError(f'configs/gpt2.py takes a size, one of {", ".join(SIZES)}, not {arg!r}')
+  require_argument(arg, SIZES)
   size = SIZES[arg or 'small']
   config = ConfigDict()
   config.data = dict(source="tfds('c4/webtextlike')", tokenizer='sentencepiece(50257)', length=1024)

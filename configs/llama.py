@@ -16,6 +16,8 @@ from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
+from tfm.config.library import require_argument
+
 
 class Size(NamedTuple):
   """A row of the papers' tables: the model, the peak learning rate, and the number of training tokens."""
@@ -78,10 +80,7 @@ SIZES = {
 
 def get_config(arg: str = '') -> ConfigDict:
   name = arg or '3-8b'
-  if name not in SIZES:
-    raise ValueError(
-      f'configs/llama.py takes a generation and a size, one of {", ".join(SIZES)}, not {arg!r}'
-    )
+  require_argument(arg, SIZES)
   size, shared = SIZES[name], GENERATIONS[name.partition('-')[0]]
   config = ConfigDict()
   config.data = dict(source="tfds('c4/en')", tokenizer=f'sentencepiece({shared.vocab})', length=shared.length)

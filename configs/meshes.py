@@ -50,8 +50,7 @@ def get_config(arg: str = ''):
       mesh[name] = int(size) if equals else -1
     else:
       raise ValueError(
-        f'--config=configs/meshes.py:{arg} has {word!r}; '
-        f'known, each at most once, with or without =SIZE: {", ".join(PRESETS)}; '
+        f'it has no {word!r}; known, each at most once, with or without =SIZE: {", ".join(PRESETS)}; '
         f'without =SIZE: {", ".join(RULES)}'
       )
   if -1 not in mesh.values():

@@ -12,10 +12,11 @@ Expected:  loss per token after 400 steps: German 0.150, French 0.224; exact tra
 
 from ml_collections import ConfigDict
 
+from tfm.config.library import require_argument
+
 
 def get_config(arg: str = '') -> ConfigDict:
-  if arg:
-    raise ValueError(f'configs/mixture.py takes no argument, not {arg!r}')
+  require_argument(arg)
   config = ConfigDict()
   config.objective = 'seq2seq(label_smoothing=0.1)'
   config.data = dict(

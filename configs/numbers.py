@@ -15,10 +15,11 @@ Expected:  99.9 % exact match on validation and 0 % on test, seed 0, 1,000 steps
 
 from ml_collections import ConfigDict
 
+from tfm.config.library import require_argument
+
 
 def get_config(arg: str = '') -> ConfigDict:
-  if arg:
-    raise ValueError(f'configs/numbers.py takes no argument, not {arg!r}')
+  require_argument(arg)
   config = ConfigDict()
   config.objective = 'seq2seq(label_smoothing=0.1)'
   config.data = dict(source="numbers('en', 'de')", tokenizer='bytes', length=96, packing='padded')

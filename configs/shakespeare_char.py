@@ -21,10 +21,11 @@ Expected:  cpu, seed 0: 1.602 nats per character of the whole last tenth, for th
 
 from ml_collections import ConfigDict
 
+from tfm.config.library import require_argument
+
 
 def get_config(arg: str = '') -> ConfigDict:
-  if arg not in ('', 'cpu'):
-    raise ValueError(f"configs/shakespeare_char.py takes 'cpu' or nothing, not {arg!r}")
+  require_argument(arg, ['cpu'])
   config = ConfigDict()
   config.data = dict(source='text("input.txt", tail=0.1)', tokenizer='char(byte_fallback=False)', length=256)
   config.model = dict(

@@ -15,6 +15,8 @@ from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
+from tfm.config.library import require_argument
+
 
 class Size(NamedTuple):
   """Sizes of the encoder and of the decoder alike; heads have 64 channels by default."""
@@ -42,8 +44,7 @@ SIZES = {
 
 def get_config(arg: str = '') -> ConfigDict:
   name = arg or 'base'
-  if name not in SIZES:
-    raise ValueError(f'configs/t5.py takes a size, one of {", ".join(SIZES)}, not {arg!r}')
+  require_argument(arg, SIZES)
   size, first = SIZES[name], not name.startswith('1.1')
   large = size.head_width == 128 or size.width > 1024
   config = ConfigDict()

@@ -17,6 +17,8 @@ from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
+from tfm.config.library import require_argument
+
 
 class Row(NamedTuple):
   """A row of Table 3: changes from base, and the paper's figures (millions of parameters where published)."""
@@ -63,8 +65,7 @@ ROWS = {
 
 
 def get_config(arg: str = '') -> ConfigDict:
-  if (arg or 'base') not in ROWS:
-    raise ValueError(f'configs/vaswani2017.py takes a row of Table 3, one of {", ".join(ROWS)}, not {arg!r}')
+  require_argument(arg, ROWS)
   model = dict(
     architecture='encoder_decoder',
     layers=6,

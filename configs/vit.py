@@ -21,6 +21,8 @@ from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
+from tfm.config.library import require_argument
+
 
 class Size(NamedTuple):
   """A row of Table 1, and the side of a patch in pixels."""
@@ -42,8 +44,7 @@ SIZES = {
 
 
 def get_config(arg: str = '') -> ConfigDict:
-  if (arg or 'b16') not in SIZES:
-    raise ValueError(f'configs/vit.py takes a size, one of {", ".join(SIZES)}, not {arg!r}')
+  require_argument(arg, SIZES)
   size = SIZES[arg or 'b16']
   config = ConfigDict()
   config.objective = 'classification(1000)'

@@ -3,7 +3,6 @@
 import collections
 import difflib
 import gc
-import os
 import pathlib
 
 import pytest
@@ -44,14 +43,6 @@ FIRST = (
 def pytest_collection_modifyitems(items):
   place = {ROOT / 'tests' / name: i for i, name in enumerate(FIRST)}
   items.sort(key=lambda item: place.get(item.path, len(FIRST)))
-
-
-def pytest_runtest_setup(item):
-  """mutmut records which functions each test calls: what an earlier test compiled must be traced again."""
-  if os.environ.get('MUTANT_UNDER_TEST') == 'stats':
-    import jax
-
-    jax.clear_caches()
 
 
 @pytest.hookimpl(tryfirst=True)  # before the summary is printed

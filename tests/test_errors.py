@@ -66,7 +66,10 @@ def test_json_that_is_no_object(tmp_path, content):
     ('import no_such_package_at_all', 'ModuleNotFoundError'),
     ('1 / 0', 'ZeroDivisionError'),
     ('get_config = 5', r'defines no get_config\(arg\)'),
-    ('def get_config(arg): return 5', r'returns a int; get_config\(arg\) must return a ConfigDict'),
+    (
+      'def get_config(arg): return 5',
+      r'returns a value of type int; get_config\(arg\) must return a ConfigDict',
+    ),
     ('def get_config(arg): return {}[arg]', r"get_config\('big'\): KeyError: 'big'"),
   ],
 )
@@ -78,7 +81,7 @@ def test_config_files(tmp_path, text, reason):
 
 def test_study_files(tmp_path):
   (tmp_path / 'a.py').write_text('def get_study(arg): return 5')
-  with pytest.raises(ValueError, match=r'a.py: get_study\(arg\) returns a int, not a Study'):
+  with pytest.raises(ValueError, match=r'a.py: get_study\(arg\) returns a value of type int, not a Study'):
     load_study(f'{tmp_path}/a.py')
 
 
@@ -105,6 +108,8 @@ def test_a_broken_variant_breaks_itself_alone(tmp_path, monkeypatch, capsys):
   (tmp_path / 'broken.py').write_text('class Broken(Mask)\n')
   monkeypatch.setattr(tfm.masks, '__path__', [*tfm.masks.__path__, str(tmp_path)])
   with pytest.raises(spec.SpecError, match="'zzz', which masks does not have; known: .*broken"):
+    spec.find_variant('zzz', *collect.SLOTS['mask'])
+  with pytest.raises(spec.SpecError, match='; one of your own needs --variants=FOLDER$'):
     spec.find_variant('zzz', *collect.SLOTS['mask'])
   with pytest.raises(FileError, match=r'broken.py cannot be read as a variant of masks: SyntaxError'):
     spec.find_variant('broken', *collect.SLOTS['mask'])

@@ -10,6 +10,7 @@ import sys
 
 import pytest
 
+import tfm
 from tfm.errors import MissingExtra, importing_extra
 from tfm.training import metrics
 
@@ -89,8 +90,11 @@ def test_every_import_is_of_the_base_or_names_its_extra(root, requirements):
     'hub',
     'images',
     'lm-eval',
+    'onnx',
     'plots',
+    'quantization',
     'serve',
+    'stablehlo',
     'tensorboard',
     'translation',
     *SINKS,
@@ -98,7 +102,19 @@ def test_every_import_is_of_the_base_or_names_its_extra(root, requirements):
 
 
 def test_all_holds_every_extra_that_tfm_imports(requirements):
-  own = 'ablation', 'arrow', 'check', 'hub', 'images', 'plots', 'serve', 'tensorboard', 'translation'
+  own = (
+    'ablation',
+    'arrow',
+    'check',
+    'hub',
+    'images',
+    'plots',
+    'quantization',
+    'serve',
+    'stablehlo',
+    'tensorboard',
+    'translation',
+  )
   assert requirements['all'] == set().union(*(requirements[extra] for extra in own))
   assert requirements['all'] <= requirements['test']
   assert not any(requirements[extra] & requirements[''] for extra in own)
@@ -127,8 +143,9 @@ for command in commands:
 print(json.dumps(results))
 """
 OPTIONAL = (
-  'PIL babel huggingface_hub jinja2 matplotlib num2words pandas pyarrow pytest rouge_score sacrebleu'
-  ' sacremoses safetensors sklearn starlette statsmodels tensorboardX tokenizers uvicorn'
+  'PIL babel fastapi huggingface_hub jinja2 matplotlib num2words pandas prometheus_client pyarrow pydantic'
+  ' pytest rouge_score sacrebleu sacremoses safetensors sklearn starlette statsmodels tensorboardX tokenizers'
+  ' uvicorn'
 ).split()
 
 
@@ -152,7 +169,10 @@ SENTENCES = {
   ),
   'ablation': (['ablate', 'position:demo', '--workdir=x', '--dry_run'], 'tfm ablate: {} is not installed'),
   'check': (['check', 'mine.py'], 'tfm check: {} is not installed'),
-  'hub': (['import', '--from=here', '--workdir=x'], 'tfm import: {} is not installed'),
+  'hub': (
+    ['inspect', '--config=lm', '--config.data.tokenizer=published("x")'],
+    r'tfm inspect: config.data.tokenizer=.published\("x"\).: {} is not installed',
+  ),
   'images': (
     ['inspect', '--config=vit:digits'],
     "tfm inspect: config.data.source='digits': {} is not installed",
@@ -175,6 +195,23 @@ def test_without_an_extra_a_sentence_names_it(root, tmp_path):
   for extra, (status, text) in zip(extras, run_in_base(root, tmp_path, *commands), strict=True):
     sentence = SENTENCES[extra][1].format('[A-Za-z0-9_.]+') + rf"; run: pip install 'tfm\[{extra}\]'\n"
     assert status == 2 and re.fullmatch(sentence, text), (extra, text)
+
+
+def test_help_on_the_package_in_a_base_installation(root, tmp_path):
+  hide = f'import sys; sys.modules.update(dict.fromkeys({OPTIONAL}))'
+  code = f'{hide}\nimport pydoc, tfm; print(pydoc.plain(pydoc.render_doc(tfm)))'
+  process = subprocess.run(
+    [sys.executable, '-c', code],
+    capture_output=True,
+    text=True,
+    cwd=tmp_path,
+    env={'PYTHONPATH': str(root), 'JAX_PLATFORMS': 'cpu', 'HOME': str(tmp_path), 'PATH': '/usr/bin:/bin'},
+  )
+  assert process.returncode == 0, process.stderr
+  functions = process.stdout.partition('\nFUNCTIONS\n')[2]
+  assert all(re.search(rf'^    {name}\(', functions, re.MULTILINE) for name in tfm.__all__[1:]), (
+    process.stdout
+  )
 
 
 NOTICE = "no curves.png: matplotlib is not installed; run: pip install 'tfm[plots]'"

@@ -42,7 +42,7 @@ def test_half_of_the_demo_beats_unigrams_and_bigrams(root, tmp_path):
   command = [sys.executable, '-m', 'tfm', 'train', '--config=configs/lm.py:demo', f'--workdir={tmp_path}']
   command += ['--config.training.steps=500']
   subprocess.run(command, cwd=root, env=environment, check=True, timeout=1500)
-  bits_per_byte = runs.evaluate(runs.load(tmp_path), 'validation')['bits_per_byte']
+  bits_per_byte = runs.evaluate(runs.load(tmp_path), 'validation').metrics['bits_per_byte']
   print(f'validation bits per byte: unigram {unigram:.3f}, bigram {bigram:.3f}, model {bits_per_byte:.3f}')
   assert bigram < unigram
   assert bits_per_byte < 0.8 * bigram

@@ -7,9 +7,11 @@ import sys
 import pytest
 
 import tfm.data.sources
+import tfm.feed_forwards
 import tfm.masks
 import tfm.positions
 from tfm import spec, variant_folders
+from tfm.analysis import variant_catalogue
 from tfm.commands import cli
 from tfm.masks.protocol import Mask
 from tfm.runs import load
@@ -43,7 +45,7 @@ STRIDES = '''"""What several masks of this folder share."""
 def is_multiple(x, step):
   return x % step == 0
 '''
-PACKAGES = tfm.masks, tfm.positions, tfm.data.sources
+PACKAGES = tfm.masks, tfm.positions, tfm.feed_forwards, tfm.data.sources
 
 
 @pytest.fixture(autouse=True)
@@ -96,8 +98,34 @@ def test_a_file_of_a_folder_is_a_variant_like_any_other(lab):
 def test_a_broken_file_is_named(lab):
   (lab / 'masks' / 'strided.py').write_text('import nothing_of_this_name')
   variant_folders.add_folder(lab)
-  with pytest.raises(ValueError, match=r'lab/masks/strided.py cannot be read as a variant of masks: Module'):
+  with pytest.raises(ValueError, match=r'strided.py cannot be read as a variant of masks: Module') as raised:
     build('strided(2)')
+  assert 'line 1 of' in variant_folders.describe_origin(raised.value)
+
+
+@pytest.mark.parametrize('error', [TypeError, ValueError])
+def test_what_a_variant_raises_is_reported_with_its_line(lab, tmp_path, capsys, error):
+  code = f'return is_multiple(q - k, {error.__name__})'
+  (lab / 'masks' / 'strided.py').write_text(STRIDED.replace('return is_multiple(q - k, self.step)', code))
+  (lab / 'masks' / '_strides.py').write_text('def is_multiple(x, step):\n  raise step("too many strides")')
+  expected = f'raised by the variant masks/_strides, line 2 of {lab}/masks/_strides.py: raise step("too'
+  words = ['train', '--config=lm:smoke', f'--workdir={tmp_path}/run', f'--variants={lab}']
+  words.append('--config.model.mask=causal & strided(2)')
+  if error is ValueError:
+    assert cli.main(words) == 2 and expected in capsys.readouterr().err
+  else:
+    with pytest.raises(error) as raised:
+      cli.main(words)
+    assert raised.value.__notes__[-1].startswith(expected)
+
+
+def test_a_refusal_by_a_variant_is_one_sentence(lab):
+  variant_folders.add_folder(lab)
+  text = STRIDED + '\n  def __post_init__(self):\n    raise ValueError("step is odd")\n'
+  (lab / 'masks' / 'strided.py').write_text(text)
+  with pytest.raises(spec.SpecError) as raised:
+    build('strided(2)')
+  assert 'step is odd' in str(raised.value) and not variant_folders.describe_origin(raised.value)
 
 
 def test_the_environment_names_folders(lab, tmp_path, monkeypatch):
@@ -206,3 +234,25 @@ def test_arms_record_their_own_variants_only(lab, tiny, tmp_path):
   for seed in '01':
     assert load.checkpoint_metadata(tmp_path / 'first' / seed)['variants'] == {'masks/strided': str(lab)}
     assert json.dumps(load.checkpoint_metadata(tmp_path / 'second' / seed)['variants']) == '{}'
+
+
+PLAIN = """import flax.linen as nn
+
+from tfm.feed_forwards.protocol import FeedForward
+
+
+class Plain(FeedForward):
+  @nn.compact
+  def __call__(self, x, valid):
+    return nn.Dense(self.width)(x)
+"""
+
+
+def test_a_variant_of_plain_flax_without_a_docstring(tmp_path, capsys):
+  (tmp_path / 'feed_forwards').mkdir()
+  (tmp_path / 'feed_forwards' / 'plain.py').write_text(PLAIN)
+  words = '--config=lm:smoke', '--config.model.feed_forward=plain', f'--variants={tmp_path}'
+  assert cli.main(['train', *words, f'--workdir={tmp_path / "run"}']) == 2
+  sentence = 'tfm train: the parameter stack/layers/block_0/feed_forward/Dense_0/bias has no logical axes, '
+  assert sentence in capsys.readouterr().err
+  assert variant_catalogue.Variant('feed_forward', 'plain').summary == ''

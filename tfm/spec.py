@@ -20,7 +20,7 @@ import operator
 import pkgutil
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from types import ModuleType
 from typing import Annotated, Any, Callable, Mapping
 
@@ -154,9 +154,19 @@ def bind_from_table(text: str, table: Mapping[str, Callable], **context) -> func
     remedy = f'use {" or ".join(alternatives)}' if alternatives else suggest(text, table)
     raise SpecError(f'{text!r} has no name; {remedy}')
   call = parse(text)
-  if call.name not in table:
-    raise SpecError(f'{text!r} names {call.name!r}, which does not exist; {suggest(call.name, table)}')
+  _require_entry(call, table, text)
   return bind(call, table[call.name], text, context)
+
+
+def require_entry(text: str, names: Collection[str]) -> None:
+  """Raises SpecError for a spec of a table that does not have these names; a literal alone passes."""
+  if not isinstance(_parse_expression(text), ast.Constant):
+    _require_entry(parse(text), names, text)
+
+
+def _require_entry(call: Call, names: Collection[str], text: str) -> None:
+  if call.name not in names:
+    raise SpecError(f'{text!r} names {call.name!r}, which does not exist; {suggest(call.name, names)}')
 
 
 def build_from_table(text: str, table: Mapping[str, Callable], **context) -> Any:
@@ -182,14 +192,9 @@ def _variant_files(package: ModuleType) -> dict[str, str]:
 
 def find_variant(name: str, package: ModuleType, base: type, text: str | None = None) -> type:
   """Imports the one public class derived from `base` in the file `name.py` of `package`."""
-  slot = package.__name__.rpartition('.')[2]
-  files = _variant_files(package)
-  if name not in files:
-    raise SpecError(
-      f'{text or name!r} names {name!r}, which {slot} does not have; {suggest(name, sorted(files))}'
-    )
+  file = _find_file(name, package, text)
   try:
-    with parsing(files[name], f'a variant of {slot}'):
+    with parsing(file, f'a variant of {_slot_name(package)}'):
       module = importlib.import_module(f'{package.__name__}.{name}')
   except MissingExtra as error:
     raise SpecError(f'{text or name!r}: {error}') from error
@@ -207,6 +212,26 @@ def find_variant(name: str, package: ModuleType, base: type, text: str | None = 
     )
   variant_folders.record(module)
   return classes[0]
+
+
+def require_variants(text: str, package: ModuleType) -> None:
+  """Raises SpecError for a spec with a name that the slot does not have; imports no variant."""
+  for name in list_names(text):
+    _find_file(name, package, text)
+
+
+def _find_file(name: str, package: ModuleType, text: str | None) -> str:
+  files = _variant_files(package)
+  if name not in files:
+    remedy = suggest(name, sorted(files))
+    if not remedy.endswith('?') and not variant_folders.folders():  # no typo
+      remedy += '; one of your own needs --variants=FOLDER'
+    raise SpecError(f'{text or name!r} names {name!r}, which {_slot_name(package)} does not have; {remedy}')
+  return files[name]
+
+
+def _slot_name(package: ModuleType) -> str:
+  return package.__name__.rpartition('.')[2]
 
 
 def bind(call: Call, maker: Callable, text: str, context: Mapping[str, Any] = {}) -> functools.partial:

@@ -18,9 +18,11 @@ import functools
 import importlib
 import importlib.metadata
 import importlib.util
+import linecache
 import os
 import pathlib
 import pkgutil
+import traceback
 from collections.abc import Iterator, Mapping
 from types import ModuleType
 
@@ -118,6 +120,37 @@ def extend_path(package: ModuleType) -> list[str]:
 def _slot_path(module: str) -> str:
   """'tfm.data.sources.mine' → 'data/sources/mine'."""
   return module.removeprefix('tfm.').replace('.', '/')
+
+
+@contextlib.contextmanager
+def noting_origin() -> Iterator[None]:
+  """Adds to an exception of the block a note that names the variant, the file and the line that raised it, if
+  they are in a folder outside the package.
+  """
+  try:
+    yield
+  except Exception as error:
+    if note := describe_origin(error):
+      error.add_note(note)
+    raise
+
+
+def describe_origin(error: BaseException) -> str:
+  """Which line of a variant outside the package raised an exception, or the cause of it; '' if none did.
+
+  A ValueError that is a cause is how a variant refuses a setting: the exception that it caused repeats it.
+  """
+  link, note = error, ''
+  while link is not None and not note:
+    for frame, line in traceback.walk_tb(link.__traceback__):
+      file = pathlib.Path(frame.f_code.co_filename)
+      for folder in filter(file.is_relative_to, _origins):
+        name, code = file.relative_to(folder).with_suffix(''), linecache.getline(str(file), line).strip()
+        note = f'raised by the variant {name}, line {line} of {file}: {code}'
+    if note and link is not error and isinstance(link, ValueError):
+      return ''
+    link = link.__cause__
+  return note
 
 
 @contextlib.contextmanager

@@ -1,12 +1,8 @@
 """A folder of runs and a study, and a server of its board."""
 
-import contextlib
 import math
-import threading
-import time
 
-import uvicorn
-
+from tests.running_app import running
 from tests.runs.made_up import write_run
 from tests.studies.report.made_up import results
 from tfm.board.server import build_app
@@ -41,16 +37,6 @@ def write_folder(folder, tiny):
   return folder
 
 
-@contextlib.contextmanager
 def serving(folder):
   """A block in which a server shows a folder; yields its address."""
-  server = uvicorn.Server(uvicorn.Config(build_app(folder), port=0, log_level='warning'))
-  thread = threading.Thread(target=server.run)
-  thread.start()
-  while not server.started:
-    time.sleep(0.01)
-  try:
-    yield f'http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/'
-  finally:
-    server.should_exit = True
-    thread.join()
+  return running(build_app(folder))

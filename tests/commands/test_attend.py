@@ -2,6 +2,7 @@
 
 import base64
 import json
+import pathlib
 import re
 
 import flax.linen as nn
@@ -172,7 +173,7 @@ def test_invalid_arguments_are_rejected(request, capsys, which, flags, message):
   assert (status, out) == (2, '') and message in err and len(err.strip().splitlines()) == 1
 
 
-def test_a_model_without_attention_weights_is_rejected(capsys, monkeypatch):
+def test_a_model_without_attention_weights_is_rejected(capsys, monkeypatch, tmp_path):
   """The error precedes any computation and lists the mixers that have attention weights."""
 
   class Loaded:
@@ -190,6 +191,8 @@ def test_a_model_without_attention_weights_is_rejected(capsys, monkeypatch):
     )
 
   monkeypatch.setattr(run, 'load', lambda *args: Loaded)
+  monkeypatch.chdir(tmp_path)
+  pathlib.Path('here', 'checkpoints').mkdir(parents=True)
   status, out, err = tfm(capsys, 'here', '--input=a')
   message = (
     'tfm attend: --workdir=here holds a model with recurrent, without attention weights; use a model with '

@@ -59,6 +59,49 @@ def test_what_is_wrong_with_a_variant_is_said_in_its_terms(tmp_path):
   assert 'strided(2): relative=True, but query 0 sees key 0 only where positions start at 0, not 1' in output
 
 
+MIXER = '''"""A running mean."""
+
+import flax.linen as nn
+import jax.numpy as jnp
+
+from tfm.mixers.protocol import Mixer
+
+
+class Average(Mixer):
+  """The mean of the inputs so far."""
+
+  supports_decoding = False
+  supported_masks = ('causal',)
+
+  @nn.compact
+  def __call__(self, x, memory, context, cache):
+    return {mean}, cache
+'''
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  'mean, file, sentence',
+  [
+    ('x.mean(1) * x[:, :, :3]', 'test_examples.py', '    return x.mean(1) * x[:, :, :3], cache'),
+    ('jnp.cumsum(x, 1)[:, ::-1]', 'test_causality.py', 'output 0 depends on input 1'),
+  ],
+  ids=['shape', 'leak'],
+)
+def test_one_mistake_fails_few_cases(tmp_path, mean, file, sentence):
+  path = tmp_path / 'lab' / 'mixers' / 'average.py'
+  path.parent.mkdir(parents=True)
+  path.write_text(MIXER.format(mean=mean))
+  status, output = run_check(path, '--quick')
+  assert status == 1 and sentence in output and 'more cases build on these' in output, output
+  assert {line.partition('::')[0].rpartition('/')[2] for line in output.splitlines() if '::' in line} == {
+    file
+  }
+  # Warnings of others, which the environment of the tests turns on, have their files.
+  failures = output.partition('warnings summary')[0]
+  assert output.count('FAILED') <= 2 and 'site-packages' not in failures, output
+
+
 @pytest.mark.slow
 def test_a_file_of_the_package_is_checked_too(root):
   status, output = run_check(root / 'tfm' / 'norms' / 'rmsnorm.py', '--quick')

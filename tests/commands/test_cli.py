@@ -1,6 +1,7 @@
 """The console script: help of every command, error messages of one sentence, and a complete first run."""
 
 import errno
+import importlib.metadata
 import json
 import os
 import subprocess
@@ -22,6 +23,10 @@ def test_help_lists_every_command(capsys):
   status, out, _ = tfm(capsys, '--help')
   assert status == 0 and cli.command_names()
   assert all(f'\n  {name} ' in out for name in cli.command_names())
+
+
+def test_the_version(capsys):
+  assert tfm(capsys, '--version') == (0, f'tfm {importlib.metadata.version("tfm")}\n', '')
 
 
 @pytest.mark.parametrize('name', cli.command_names())

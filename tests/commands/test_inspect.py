@@ -9,6 +9,7 @@ from tfm.commands import cli
 from tfm.config.assemble import Experiment
 from tfm.config.overlay import complete
 from tfm.config.resolve import resolve_config
+from tfm.data import pipeline
 
 
 CONFIG = """
@@ -31,7 +32,7 @@ def run(tmp_path, capsys, monkeypatch):
   def open_no_text(*args):
     raise AssertionError('inspect must not read the text')
 
-  monkeypatch.setattr(estimate.pipeline, 'open_text', open_no_text)
+  monkeypatch.setattr(pipeline, 'open_text', open_no_text)
   monkeypatch.chdir(tmp_path)
   (tmp_path / 'a.py').write_text(CONFIG)
 
@@ -170,7 +171,7 @@ def test_a_vocabulary_that_depends_on_the_text_is_read_from_it(monkeypatch):
   class Text:
     tokenizer = type('Tokenizer', (), dict(vocab_size=301))
 
-  monkeypatch.setattr(estimate.pipeline, 'open_text', lambda source, tokenizer, source_tokenizer: Text)
+  monkeypatch.setattr(pipeline, 'open_text', lambda source, tokenizer, source_tokenizer: Text)
   config = resolve_config(complete(dict(data=dict(tokenizer='char'))))
   assert estimate.vocabulary_sizes(Experiment(config)) == (301, 0)
 

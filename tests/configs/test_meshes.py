@@ -46,5 +46,5 @@ def test_every_axis_is_a_preset(root):
 
 @pytest.mark.parametrize('text', [':fdsp', ':fsdp,fsdp=2', ':tensor=two', ':whole_kv=2', ':tensor=-1'])
 def test_invalid_presets_are_rejected(root, text):
-  with pytest.raises(ValueError, match=f'has {text[1:].split(",")[-1]!r}; known.*: data, fsdp, tensor'):
+  with pytest.raises(ValueError, match=f'has no {text[1:].split(",")[-1]!r}; known.*: data, fsdp, tensor'):
     load(root, text)

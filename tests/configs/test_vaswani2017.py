@@ -83,5 +83,5 @@ def test_rows_b_narrow_only_queries_and_keys(name, shape):
 
 
 def test_an_unknown_row_is_rejected():
-  with pytest.raises(ValueError, match='takes a row of Table 3, one of base, a1'):
+  with pytest.raises(ValueError, match="vaswani2017.py has no 'f1'; known: base, a1"):
     load_config(f'{FILE}:f1')

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from tfm.conformance import sentences
+from tfm.conformance import biases, sentences
 from tfm.masks.protocol import Mask
 
 
@@ -60,3 +60,11 @@ def test_a_mask_that_is_not_relative_is_named():
   assert sentences.find_relative_lie(Strided()) == (
     'relative=True, but query 0 sees key 0 only where positions start at 0, not 1'
   )
+
+
+def test_a_bias_whose_parameters_are_hidden_in_a_closure_is_named(monkeypatch):
+  monkeypatch.setattr(biases, 'apply_position', lambda text, evaluate: lambda q, k: 0)
+  with pytest.raises(
+    AssertionError, match=r'^window: bias returns a value of type function; return jax.tree_util.Partial\('
+  ):
+    biases.make_bias('window')

@@ -51,7 +51,7 @@ def assert_close(a, b):
   np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize('penalty', PENALTIES, ids=str)
 def test_a_wide_beam_equals_exhaustive_search(penalty):
   """4 tokens and at most 3 steps: hypotheses that end, and those cut off at the limit."""
@@ -147,7 +147,6 @@ def test_search_equals_the_reference_in_plain_python(beams, stopping, penalty):
     assert_close([h.score for h in hypotheses], [score for _, score in expected])
 
 
-@pytest.mark.slow
 def test_search_of_an_encoder_decoder_equals_the_reference():
   model, params = unroll_layers(*pairs.make_model())
   rng = np.random.default_rng(3)
@@ -261,6 +260,8 @@ def test_invalid_arguments_are_rejected(tiny):
     beam.search(model, params, prompt, sources=prompt, max_tokens=3, eos=EOS)
   with pytest.raises(ValueError, match=r'requires one source for each of 1 prompts; there are 0'):
     beam.search(*pairs.make_model(), prompt, max_tokens=3, eos=EOS)
+  with pytest.raises(ValueError, match=r'prompts is empty; pass at least one'):
+    beam.search(model, params, [], max_tokens=3, eos=EOS)
   with pytest.raises(ValueError, match=r'max_tokens=0 must be at least 1'):
     beam.search(model, params, prompt * 2, max_tokens=[3, 0], eos=EOS)
   broken = jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), params)

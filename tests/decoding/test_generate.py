@@ -39,6 +39,7 @@ def generate(loaded, monkeypatch, tmp_path, capsys):
     return loaded
 
   monkeypatch.setattr(run, 'load', load)
+  (tmp_path / 'checkpoints').mkdir()
 
   def call(*flags, workdir=tmp_path):
     status = cli.main(['generate', f'--workdir={workdir}', *flags])

@@ -1,5 +1,7 @@
 """Decoding with a cache equals decoding without one, whatever the batch, the chunks and the mesh."""
 
+import types
+
 import jax
 import numpy as np
 import pytest
@@ -184,6 +186,27 @@ def test_round_up_has_few_sizes():
   assert loop.round_up(1, 16) == 16 and loop.round_up(17, 16) == 32 and loop.round_up(257, 16) == 320
 
 
+def test_prompts_are_read_in_pieces_of_the_widths():
+  """But a prefix, all of whose tokens see each other, at once."""
+  prompts = [np.ones(21, np.int32), np.ones(3, np.int32)]
+  plan = lambda *fields: loop.plan_prefill(types.SimpleNamespace(required_fields=fields), prompts, (16, 4))
+  assert plan() == (2, [16, 4]) and plan('prefix') == (2, [32])
+
+
+def test_the_compiled_loop_ends_with_the_last_row(tiny, prompts, monkeypatch):
+  counts, decode = [], loop.decode_chunk
+  free = loop.generate_all(*tiny, prompts[:1], max_tokens=16, eos=None)[0]
+
+  def counted(*args):
+    state, tokens, count = decode(*args)
+    counts.append(int(count))
+    return state, tokens, count
+
+  monkeypatch.setattr(loop, 'decode_chunk', counted)
+  [new] = loop.generate_all(*tiny, prompts[:1], max_tokens=16, eos=int(free[3]))
+  assert counts == [len(new) + 1] and counts[0] <= 4
+
+
 @pytest.mark.parametrize('n, pieces', [(0, []), (1, [4]), (16, [16]), (39, [16, 16, 4, 4])])
 def test_split_into_widths(n, pieces):
   assert loop.split_into_widths(n, (16, 4)) == pieces
@@ -196,6 +219,14 @@ def test_max_tokens_is_limited_by_learned_positions(prompts):
     loop.generate(model, params, prompts, max_tokens=36, eos=None)
   with pytest.raises(ValueError, match='shorten the prompt'):
     loop.generate(model, params, [np.ones(65, np.int32)], max_tokens=1, eos=None)
+
+
+def test_every_prompt_needs_a_source():
+  model, params = pairs.make_model()
+  options = dict(prompts=[[1], [2]], max_tokens=4, eos=0)
+  for sources, count in ((None, 0), ([[3]], 1)):
+    with pytest.raises(ValueError, match=f'one source for each of 2 prompts; there are {count}$'):
+      loop.generate(model, params, sources=sources, **options)
 
 
 @pytest.mark.parametrize(

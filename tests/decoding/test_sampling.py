@@ -15,6 +15,7 @@ from tfm.decoding.sampling import (
   row_keys,
   sample_tokens,
   to_ordered_bits,
+  transform_logits,
 )
 
 
@@ -94,6 +95,14 @@ def test_settings_that_are_greedy(sampling):
   np.testing.assert_array_equal(tokens, logits.argmax(-1))
 
 
+@pytest.mark.parametrize('temperature', [0.0, 0.5])
+def test_the_maximum_of_each_row_becomes_0(temperature):
+  """So that no temperature overflows; 0 is that of the smallest normal number."""
+  logits = np.array([[1, 2, 0], [100, 99, 98]], np.float32)
+  expected = np.array([[-1, 0, -2], [0, -1, -2]]) / max(temperature, np.finfo(np.float32).tiny)
+  np.testing.assert_allclose(transform_logits(logits, Sampling(temperature)), expected, rtol=1e-6)
+
+
 def test_first_argmax_is_argmax_and_marks_nan():
   logits = jnp.array([[0.0, 2, 2], [-jnp.inf, -jnp.inf, -1], [0, jnp.nan, 1], [-0.0, 0, 0]])
   assert first_argmax(logits).tolist() == [1, 2, 3, 0]
@@ -141,7 +150,7 @@ def test_repetition_penalty_applies_to_seen_tokens():
     [tiny.penalize_repetition(row, np.flatnonzero(row_seen), 1.7) for row, row_seen in zip(logits, seen)]
   )
   assert [set(np.flatnonzero(row_seen)) for row_seen in seen[:62]] == [set(prompt) for prompt in prompts]
-  assert not seen[62:].any() and (expected.argmax(-1) != logits.argmax(-1)).any()
+  assert seen.dtype == bool and not seen[62:].any() and (expected.argmax(-1) != logits.argmax(-1)).any()
   np.testing.assert_allclose(penalize_repetition(logits, seen, 1.7), expected, rtol=1e-6)
   keys = jax.random.split(jax.random.key(0), 64)
   for settings in (dict(), dict(temperature=1.0, top_k=1), dict(temperature=9.0, min_p=1.0)):
@@ -169,3 +178,27 @@ def test_settings_compile_once():
   for settings in (Sampling(), Sampling(0.7), Sampling(0.7, 5), Sampling(1.0, 5, 0.5, 0.1, 1.3)):
     SAMPLE(jnp.zeros((2, 9)), jax.random.split(jax.random.key(0), 2), jnp.arange(2), settings)
   assert SAMPLE._cache_size() == before + 1
+
+
+def test_settings_of_each_row_are_those_of_the_row_alone():
+  """As for requests that share a batch: greedy, filtered and penalized rows beside each other."""
+  draw = np.random.default_rng(0)
+  settings = [
+    Sampling(),
+    Sampling(1.0),
+    Sampling(0.7, top_k=3),
+    Sampling(1.3, top_p=0.6),
+    Sampling(1.0, min_p=0.2),
+    Sampling(0.0, repetition_penalty=2.0),
+    Sampling(2.0, 40, 0.9, 0.01, 1.3),
+  ]
+  together = jax.tree.map(lambda *values: np.array(values, np.asarray(values[0]).dtype), *settings)
+  rows = len(settings)
+  seen = draw.random((rows, 50)) < 0.3
+  for seed in range(20):
+    logits = draw.normal(0, 2, (rows, 50)).astype(np.float32)
+    keys, positions = jax.random.split(jax.random.key(seed), rows), np.arange(rows)
+    sampled = SAMPLE(logits, keys, positions, together, seen)
+    for i, sampling in enumerate(settings):
+      row = slice(i, i + 1)
+      assert SAMPLE(logits[row], keys[row], positions[row], sampling, seen[row])[0] == sampled[i], sampling

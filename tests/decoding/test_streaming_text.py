@@ -11,7 +11,15 @@ from tfm.decoding import streaming_text
 WORDS = 'naïve 東京 🦜🏽 \u0000 end'
 
 
-@pytest.mark.parametrize('tokenizer', [Bytes(), Char(alphabet='aeinv ')], ids=['bytes', 'char'])
+class WholeBytes(Bytes):
+  """Its text is that of all tokens at once, as of published tokenizers."""
+
+  is_lossless = False
+
+
+@pytest.mark.parametrize(
+  'tokenizer', [Bytes(), Char(alphabet='aeinv '), WholeBytes()], ids=['bytes', 'char', 'whole']
+)
 @pytest.mark.parametrize('size', [1, 2, 3, 100])
 def test_characters_split_over_tokens(tokenizer, size):
   ids = tokenizer.encode(WORDS)
@@ -20,7 +28,8 @@ def test_characters_split_over_tokens(tokenizer, size):
   assert ''.join(parts) == WORDS and '\ufffd' not in ''.join(parts)
 
 
-def test_a_character_is_yielded_with_its_last_byte():
+@pytest.mark.parametrize('tokenizer', [Bytes(), WholeBytes()], ids=['bytes', 'whole'])
+def test_a_character_is_yielded_with_its_last_byte(tokenizer):
   """The four bytes of the parrot, one by one."""
   consumed = []
 
@@ -29,7 +38,7 @@ def test_a_character_is_yielded_with_its_last_byte():
       consumed.append(i)
       yield [i]
 
-  stream = streaming_text.stream_text(Bytes(), one_by_one())
+  stream = streaming_text.stream_text(tokenizer, one_by_one())
   assert (next(stream), len(consumed)) == ('a', 1)
   assert (next(stream), len(consumed)) == ('🦜', 5)
 

@@ -1,4 +1,4 @@
-"""The maximum length of a translation."""
+"""Which texts are translated together, and the maximum length of a translation."""
 
 import numpy as np
 import pytest
@@ -40,3 +40,18 @@ def test_positions_limit_the_length():
   assert lengths('learned', max_extra_tokens=50) == [pairs.LENGTH] * 2
   with pytest.raises(ValueError, match=f'use at most max_tokens={pairs.LENGTH}'):
     lengths('learned', max_extra_tokens=0, max_tokens=pairs.LENGTH + 1)
+
+
+def test_each_text_is_translated_once_the_shortest_first():
+  model, params = unroll_layers(*pairs.make_model())
+  texts, options = (
+    ['abc', 'a', 'ab'],
+    dict(settings=BeamSearch(beams=2, penalty=Gnmt(0.6)), max_extra_tokens=1),
+  )
+  in_batches, at_once = (
+    list(translate(model, params, Letters(), texts, rows=rows, **options)) for rows in (2, 3)
+  )
+  assert [i for i, _ in in_batches] == [1, 2, 0]
+  assert [[one.text for one in found] for _, found in in_batches] == [
+    [one.text for one in found] for _, found in at_once
+  ]

@@ -1,15 +1,20 @@
 """The commands and the Python of every page run, in their order, at smoke size.
 
 A block that begins with `# needs: …` says what a reader must have, and is not run. A block with a title is a
-file, which later blocks of the page use.
+file, which later blocks of the page use. A command that ends with & runs until the end of its page.
 """
 
+import contextlib
+import importlib
 import pathlib
 import re
 import shlex
+import subprocess
+import sys
 
 import pytest
 
+from tfm import variant_folders
 from tfm.commands import cli
 from tfm.config.load import smoke
 from tfm.config.schema import default_config, leaves
@@ -77,6 +82,11 @@ def folder(tmp_path, monkeypatch, book):
   ids=lambda page: str(page.relative_to(ROOT)),
 )
 def test_a_page_does_what_it_says(page, folder, monkeypatch):
+  with contextlib.ExitStack() as background:
+    run_page(page, folder, monkeypatch, background)
+
+
+def run_page(page, folder, monkeypatch, background):
   variables = {'__name__': 'page'}
   for language, title, text in blocks(page):
     if not is_run(text):
@@ -88,11 +98,39 @@ def test_a_page_does_what_it_says(page, folder, monkeypatch):
       exec(compile(text, str(page), 'exec'), variables)
     elif language == 'sh':
       for line in text.replace('\\\n', ' ').splitlines():
-        run(line, monkeypatch)
+        if line.endswith('&'):
+          background.enter_context(running(line.removesuffix('&')))
+        else:
+          run(line, monkeypatch)
+
+
+@contextlib.contextmanager
+def running(line):
+  """A block in which a command of `tfm` runs that prints a line when it is ready, and ends on SIGTERM."""
+  command = [sys.executable, '-m', *shlex.split(line, comments=True)]
+  process = subprocess.Popen(command, stdout=subprocess.PIPE, encoding='utf-8')
+  try:
+    assert process.stdout.readline(), line
+    yield
+    process.terminate()
+    assert process.wait(60) == 0, line
+  finally:
+    process.kill()
+    process.communicate()
+
+
+def forget_variant_folders(monkeypatch):
+  """Folders that one command names are not known to the next, as in a new process."""
+  monkeypatch.setattr(variant_folders, '_origins', {})
+  variant_folders._add_configured_folders.cache_clear()
+  for slot in variant_folders.slot_folders():
+    package = importlib.import_module(f'tfm.{slot.replace("/", ".")}')
+    monkeypatch.setattr(package, '__path__', package.__path__[:1])
 
 
 def run(line, monkeypatch):
   """Runs a command of `tfm` in this process."""
+  forget_variant_folders(monkeypatch)
   words = shlex.split(line, comments=True)
   while words and re.fullmatch(r'[A-Z_]+=.*', words[0]):
     name, _, value = words.pop(0).partition('=')

@@ -92,6 +92,7 @@ def test_export_and_import_give_equal_logits(family, changed, tmp_path):
     ('falcon', dict(position='alibi'), 'model.position'),
     ('gpt_bigcode', dict(kv_heads=2), 'model.kv_heads=2'),
     ('opt', dict(position='learned'), 'model.position'),
+    ('phi', dict(canon='A'), "model.canon: 'A' → ''"),
     ('phi', dict(residual='sequential'), "model.residual: 'sequential' → 'parallel_one_norm'"),
     ('mamba', dict(mixer='mamba2'), 'mamba2'),
     ('mamba2', dict(head_width=9), 'model.head_width=9'),

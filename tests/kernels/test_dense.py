@@ -3,10 +3,12 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.tree_util import Partial
 
 import tfm.scores
 from tfm import spec
 from tfm.conformance import attention
+from tfm.kernels.protocol import AttentionInputs
 from tfm.scores.protocol import Score
 
 
@@ -50,3 +52,13 @@ def test_oracle_gradients_equal_finite_differences(kind):
     ]
     slope = (loss(*arguments[0]) - loss(*arguments[1])) / 2e-5
     np.testing.assert_allclose((gradient * direction).sum(), slope, rtol=1e-6)
+
+
+def test_a_bias_of_another_shape_is_refused_with_both():
+  q, where = jnp.asarray(Q, jnp.float32), jnp.ones((2, 5), jnp.int32)
+  names = 'q_positions', 'k_positions', 'q_segments', 'k_segments'
+  score = spec.factory('dot', tfm.scores, Score, head_width=4)().apply({})
+  bias = Partial(lambda q, k, *locations: jnp.zeros((2, 4, 5, 5)))
+  inputs = AttentionInputs(score=score, bias=bias, mask=None, **dict.fromkeys(names, where))
+  with pytest.raises(ValueError, match=r'the shape \(2, 4, 5, 5\), and the logits .* have \(2, 2, 2, 5, 5\)'):
+    inputs.logits(q.reshape(2, 5, 2, 2, 4).transpose(0, 2, 3, 1, 4), q[:, :, :2].swapaxes(1, 2), None, None)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tfm.analysis.collectives import find_collectives
 from tfm.config.schema import default_config
 from tfm.conformance import collect
 from tfm.conformance.test_kernels import CASES, DROPPED, TOLERANCE, call, close, cotangent, kernel
@@ -23,8 +24,8 @@ ALL_QUERIES = [name for name, case in CASES.items() if case.queries == (0, 12)]
 QUICK = 'multi-head', 'learned score', 'sinks', 'packed layout', 'whole'
 
 
-def call_on_mesh(sizes, text, case):
-  """The result of `call` with rows, heads and tokens sharded over a mesh."""
+def function_on_mesh(text, case):
+  """What `call` computes with rows, heads and tokens sharded over the mesh in force, and its arguments."""
   a = case.arrays
   fixed = {name: jnp.asarray(x) for name, x in a.items() if name not in 'qkv'}
   fixed |= case.make_inputs() | dict(k_prefix=jnp.full_like(fixed['k_positions'], PREFIX))
@@ -42,9 +43,14 @@ def call_on_mesh(sizes, text, case):
     y, back = jax.vjp(out, q, k, v, *learned)
     return y, back(jnp.asarray(cotangent(a), y.dtype))
 
-  learned = case.learned()  # outside the mesh context: its arrays lie on no mesh
+  return run, (*(jnp.asarray(a[name]) for name in 'qkv'), *case.learned())
+
+
+def call_on_mesh(sizes, text, case):
+  """The result of `call` with rows, heads and tokens sharded over a mesh."""
+  run, arguments = function_on_mesh(text, case)  # outside the mesh context: its arrays lie on no mesh
   with sharding.context(meshes.make(sizes), RULES):
-    return run(*(jnp.asarray(a[name]) for name in 'qkv'), *learned)
+    return run(*arguments)
 
 
 @pytest.mark.sampled(2)
@@ -123,3 +129,16 @@ def test_zigzag_exchange_and_its_inverse():
       exchange_once(x)[0], np.concatenate([ring.token_indices(32, 8, i, True) for i in range(8)])
     )
     np.testing.assert_array_equal(exchange_and_invert(x), x)
+
+
+@pytest.mark.parametrize('devices', [2, 4])
+def test_keys_are_sent_to_every_other_device_once(devices):
+  """In either pass with their values, positions and segments; the gradients of both come home."""
+  sizes = dict(sequence=devices, data=-1)
+  run, arguments = function_on_mesh('ring', CASES['both ways'])
+  with sharding.context(meshes.make(sizes), RULES):
+    text = run.lower(*arguments).compile().as_text()
+  [count] = [
+    found.count for found in find_collectives(text, meshes.make(sizes).shape) if found.axes == ('sequence',)
+  ]
+  assert count == 2 * 4 * (devices - 1) + 2 * devices

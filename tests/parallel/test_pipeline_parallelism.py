@@ -288,6 +288,9 @@ MODELS = {
   'accumulation': {'training.gradient_accumulation': 2},
   'cosine score': {'model.score': 'cosine'},  # has no gradient at zero
   'mamba': {'model.mixer': 'mamba', 'model.position': 'none'},
+  'Canon layers': {'model.canon': 'ABCD'},
+  'value residual': {'model.value_residual': 'gated'},
+  'streams': {'model.residual': 'hyper_connections(2)'},
   'post norm': {'model.norm_placement': 'post', 'model.norm': 'rmsnorm'},
 }
 
@@ -443,6 +446,27 @@ def test_patterns_prefixes_and_packed_rows(tiny):
 
   def loss(params):
     return jnp.sin(100 * model.apply({'params': params}, tokens, context)[0]).sum()
+
+  target, expected = jax.jit(jax.value_and_grad(loss))(params)
+  with on():
+    got, grads = jax.jit(jax.value_and_grad(loss))(cut)
+  np.testing.assert_allclose(got, target, rtol=1e-5)
+  size = max(float(np.abs(x).max()) for x in jax.tree.leaves(expected))
+  assert_trees_close(grads, expected, rtol=1e-4, atol=1e-5 * size)
+
+
+@pytest.mark.slow
+def test_keys_of_other_layers(tiny):
+  """Two turns of a block with keys and values and one without."""
+  config = tiny(**DEEP)
+  config.model.blocks = dict(own=optional(BLOCK_FIELDS), other=optional(BLOCK_FIELDS) | dict(own_keys=False))
+  config.model.pattern = ('own', 'other')
+  model = Experiment(resolve_config(config)).build_model(VOCAB)
+  params, cut, on = placed(model, config, dict(stage=2, data=2))
+  tokens = np.random.default_rng(0).integers(0, VOCAB, (8, LENGTH))
+
+  def loss(params):
+    return jnp.sin(100 * model.apply({'params': params}, tokens, Context.contiguous(tokens))[0]).sum()
 
   target, expected = jax.jit(jax.value_and_grad(loss))(params)
   with on():

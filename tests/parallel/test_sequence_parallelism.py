@@ -15,6 +15,7 @@ from tfm.parallel import sequence_parallelism, sharding
 
 MIXERS = {
   'softmax': 'rope',
+  'forgetting': 'none',
   'linear(chunk=2)': 'rope',
   'mamba': 'none',
   'mamba2(state=8, chunk=2, epsilon=0.1)': 'none',

@@ -121,7 +121,7 @@ class TestParameters:
 
   def test_partitioned_checks_the_names(self):
     key = jax.random.key(0)
-    result = with_logical_axes(nn.initializers.ones, ('embed', 'mlp'))(key, (2, 3), jnp.float32)
+    result = with_logical_axes(nn.initializers.ones, ('embed', 'mlp'))(key, (2, 3))  # the type as Flax's
     assert isinstance(result, Parameter) and result.names == ('embed', 'mlp') and result.value.shape == (2, 3)
     with pytest.raises(ValueError, match="'mpl' is not a logical axis"):
       with_logical_axes(nn.initializers.ones, ('embed', 'mpl'))(key, (2, 3), jnp.float32)
@@ -159,6 +159,14 @@ def test_batches_lie_over_the_axes_of_the_batch():
   assert sharding.batch_sharding(mesh(), RULES).spec == PartitionSpec(('data', 'fsdp', 'expert'))
   assert sharding.batch_sharding(mesh(), parse_rules(dict(batch=''))).is_fully_replicated
   assert sharding.replicated(mesh()).is_fully_replicated
+
+
+def test_a_parameter_of_plain_flax_is_refused_by_name():
+  named = {'stack': {'scale': box(16, ('embed',))}}
+  sharding.require_axes(named)
+  plain = nn.Dense(16).init(jax.random.key(0), X)['params']
+  with pytest.raises(ValueError, match='^the parameter dense/bias has no logical axes.*layers.linear.Linear'):
+    sharding.require_axes(named | {'dense': plain})
 
 
 def test_a_parameter_must_name_every_axis():

@@ -60,6 +60,24 @@ def test_a_large_array_is_read_into_another_sharding(saved, read, tmp_path):
   np.testing.assert_array_equal(restored, kernel)
 
 
+def test_a_state_is_read_into_the_shardings_of_another_mesh(tmp_path):
+  before, after = (
+    NamedSharding(meshes.make(dict(fsdp=n), jax.devices()[:n]), PartitionSpec('fsdp')) for n in (2, 4)
+  )
+
+  def make(where):
+    params, moments = (jax.device_put(first + jnp.arange(8.0), where) for first in (0, 9))
+    return State(jnp.int32(1), {'kernel': params}, {'moment': moments}, jnp.zeros(2, jnp.uint32), None)
+
+  checkpoints = Checkpoints(tmp_path)
+  checkpoints.save(make(before), {}, None)
+  checkpoints.wait()
+  restored, expected = checkpoints.restore_state(1, make(after)), make(after)
+  checkpoints.close()
+  jax.tree.map(np.testing.assert_array_equal, restored, expected)
+  assert jax.tree.map(lambda x: x.sharding, restored) == jax.tree.map(lambda x: x.sharding, expected)
+
+
 @pytest.fixture(scope='module')
 def trained(tiny, tmp_path_factory):
   """A run with the checkpoints 3 and 6."""

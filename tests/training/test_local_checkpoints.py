@@ -7,16 +7,20 @@ import shutil
 import jax
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
 from tfm.config.assemble import Experiment
 from tfm.config.validate import validate_run
+from tfm.parallel import mesh as meshes
 from tfm.parallel import processes
 from tfm.runs.run_dir import RunDir
 from tfm.runs.train import train, train_ensemble
+from tfm.training import local_checkpoints
 from tfm.training.checkpoint import Checkpoints
 from tfm.training.local_checkpoints import NAME_FILE, LocalCheckpoints
 from tfm.training.metrics import read
 from tfm.training.reporters import Report
+from tfm.training.state import State
 
 
 class Died(Exception):
@@ -112,6 +116,24 @@ def test_how_often_follows_from_the_time_of_a_save(tiny, settings, dies, tmp_pat
   }
   dies(tiny(**settings | near), tmp_path / 'run', 8)
   assert list_saved_steps(tmp_path / 'disk') == [6, 7]
+
+
+def test_more_machines_of_the_same_kind_are_another_layout(tiny, monkeypatch):
+  """Process 0 then has the devices that it had, and `mesh.data=-1` says the same."""
+  before = local_checkpoints.device_layout(tiny().to_dict())
+  monkeypatch.setattr(jax, 'process_count', lambda: 4)
+  assert local_checkpoints.device_layout(tiny().to_dict()) != before
+
+
+@pytest.mark.parametrize('axes', [dict(fsdp=8), dict(data=4, fsdp=2)])
+def test_one_process_has_complete_copies(tmp_path, axes):
+  """One copy over all devices, or several."""
+  kernel = jax.device_put(np.arange(8), NamedSharding(meshes.make(axes), PartitionSpec('fsdp')))
+  near = local_checkpoints.LocalCheckpoints(str(tmp_path / 'disk'), tmp_path)
+  near.require_complete_copies(
+    State(jax.numpy.int32(1), dict(kernel=kernel), dict(moment=kernel), kernel, None)
+  )
+  near.close()
 
 
 def lost(folder, workdir):

@@ -74,7 +74,7 @@ def test_evaluation_counts_every_token_once(tiny, tmp_path):
   results = []
   for size in (8, 16):
     run.config.training.batch_size = size
-    results.append(runs.evaluate(run, 'test'))
+    results.append(runs.evaluate(run, 'test').metrics)
   assert results[0]['tokens'] == results[1]['tokens']
   assert results[0]['loss'] == pytest.approx(results[1]['loss'], rel=1e-6)
 

@@ -23,6 +23,8 @@ def test_youngs_interval():
   """A save of 2 seconds and a failure every 4 hours: every 240 seconds; of steps of 0.5 seconds, 480."""
   due = auto(hours=4.0)
   assert math.sqrt(2 * 2 * 4 * 3600) == 240
+  by_default = auto()  # a failure a day: saves of half a second every √86,400 = 293.9 seconds
+  assert not by_default(293, 293, True, 0.5, 1.0) and by_default(294, 294, False, 0.5, 1.0)
   assert not due(1000, 479, True, 2.0, 0.5) and due(1000, 480, False, 2.0, 0.5)
   assert due(10, 10, True, 0.0, 0.5) and not due(9, 9, False, 0.0, 0.5)  # nothing was saved yet
 

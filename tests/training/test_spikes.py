@@ -41,6 +41,13 @@ def test_what_is_above_the_factor_is_a_spike_and_counts_as_what_may_pass():
   assert not any(after([1.0] * (LEARNING - 1) + [100.0])[0])  # nothing is known yet
 
 
+def test_a_norm_of_just_the_factor_is_no_spike():
+  _, spikes = after([1.0] * LEARNING)
+  threshold = 3.0 * spikes.mean_norm()
+  above = np.nextafter(threshold, np.inf)
+  assert not spikes.update(threshold, 3.0)[0] and spikes.update(above, 3.0)[0]
+
+
 def test_a_norm_that_stays_high_becomes_the_usual_one():
   found, _ = after([1.0] * LEARNING + [10.0] * 200)
   assert found[LEARNING] and not found[-1] and sum(found) < 60

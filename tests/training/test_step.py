@@ -35,6 +35,14 @@ def batch(rows=ROWS, length=LENGTH, seed=0):
   )
 
 
+@pytest.mark.parametrize('scaled, spikes', [(False, False), (True, False), (False, True)])
+def test_a_state_has_what_the_config_asks_for(tiny, scaled, spikes):
+  config = tiny()
+  model, (optimizer, _) = Experiment(config).build_model(VOCAB), Experiment(config).build_optimizer()
+  state = states.abstract_state(states.init(model, optimizer, (1, 8), scaled, spikes=spikes))
+  assert (state.loss_scale is not None, state.spikes is not None) == (scaled, spikes)
+
+
 def prepared(config, steps=1, mesh=None, batch=batch, scale=None):
   """(losses, final state) of a few steps on one batch after another."""
   objective, (optimizer, rate) = Experiment(config).objective, Experiment(config).build_optimizer()

@@ -8,7 +8,7 @@ import pytest
 
 from tfm.layers.load_balance import BALANCE_BIAS
 from tfm.training.gradient_transforms import MaskedTransformation, balance_experts
-from tfm.training.loss_scale import LARGEST, LossScale, all_finite
+from tfm.training.loss_scale import GROWTH_INTERVAL, LARGEST, LossScale, all_finite
 from tfm.training.spikes import LEARNING, Spikes
 from tfm.training.state import State
 from tfm.training.step import evaluation_step, jitted, train_step
@@ -90,6 +90,14 @@ def test_an_overflow_changes_nothing_but_the_scale():
   _, after, metrics = take_step(X, SEGMENTS, loss_scale=scale)
   assert after.params['w'] == 3 - RATE / 2 * 15 / 4 and after.loss_scale.good_steps == 6
   assert (metrics['skipped'], metrics['loss_scale'], metrics['gradient_norm']) == (0, 1024, 15 / 4)
+
+
+def test_the_scale_begins_at_a_power_of_two_and_doubles_after_2000_steps():
+  """Products with a power of two are exact."""
+  first = LossScale.initial()
+  assert np.frexp(float(first.scale)) == (0.5, 16) and GROWTH_INTERVAL == 2000
+  good = lambda n: jax.lax.fori_loop(0, n, lambda _, scale: scale.update(jnp.array(True)), first)
+  assert [float(good(n).scale / first.scale) for n in (1999, 2000, 3999, 4000)] == [1, 2, 2, 4]
 
 
 def test_the_scale_has_bounds():

@@ -133,6 +133,25 @@ def test_what_diverges_stops_and_the_others_go_on(tiny, side_by_side, tmp_path, 
   )
 
 
+@pytest.mark.parametrize('runs, devices, used', [(8, 8, 8), (6, 8, 6), (3, 2, 1), (4, 3, 2), (1, 8, 1)])
+def test_as_many_devices_as_divide_the_runs(runs, devices, used):
+  mesh = vmapped_runs.make_mesh(runs, jax.devices()[:devices])
+  assert mesh.shape['runs'] == mesh.size == used
+
+
+def test_the_step_of_a_single_run_keeps_the_shardings_of_its_state():
+  run = vmapped_runs.SingleRun(jax.make_mesh((2,), ('data',), devices=jax.devices()[:2]))
+  where = jax.NamedSharding(run.mesh, jax.P('data'))
+  step = run.jit_step(lambda peak: lambda state, batch: (state.at[0].add(batch), {}), where, None)
+  assert step(jnp.zeros(4), jnp.float32(1))[0].sharding == where
+
+
+def test_each_device_holds_its_own_runs():
+  mesh = vmapped_runs.make_mesh(2, jax.devices()[:2])
+  states = vmapped_runs.stack_states([dict(x=jnp.full(3, run)) for run in (0, 1)], mesh)
+  assert [shard.data.tolist() for shard in states['x'].addressable_shards] == [[[0] * 3], [[1] * 3]]
+
+
 @pytest.mark.parametrize(
   'fields, sentence', [({'mesh.tensor': 2}, r"config.mesh=\{'tensor': 2\} shards a single run")]
 )

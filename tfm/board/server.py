@@ -1,8 +1,6 @@
 """The server of a board: on this machine alone, with pages that fetch nothing from elsewhere."""
 
-import os
 import pathlib
-import socket
 import threading
 from collections.abc import Callable
 
@@ -10,7 +8,6 @@ from tfm.errors import importing_extra, require
 
 
 with importing_extra('serve'):
-  import uvicorn
   from starlette.applications import Starlette
   from starlette.middleware import Middleware
   from starlette.middleware.trustedhost import TrustedHostMiddleware
@@ -20,11 +17,10 @@ with importing_extra('serve'):
   from starlette.staticfiles import StaticFiles
 
 from tfm.board import attention, pages
+from tfm.serving import listen
 
 
-HOST = '127.0.0.1'
-# A page of another site that calls itself this one by DNS is refused.
-HOSTS = [HOST, 'localhost']
+GRACE = 1  # seconds to answer what was asked before the end
 
 
 def build_app(folder: pathlib.Path) -> Starlette:
@@ -62,11 +58,11 @@ def build_app(folder: pathlib.Path) -> Starlette:
       page('/attention', attend),
       Mount('/files', StaticFiles(directory=folder)),
     ],
-    middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=HOSTS)],
+    middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=listen.LOOPBACK_NAMES)],
   )
 
 
-def serve(folder: pathlib.Path, port: int, on_start: Callable[[str], None]) -> None:
+def serve(folder: pathlib.Path, port: int, on_start: Callable[[str], None] = listen.print_address) -> None:
   """Serves a folder until SIGINT or SIGTERM.
 
   Args:
@@ -76,13 +72,5 @@ def serve(folder: pathlib.Path, port: int, on_start: Callable[[str], None]) -> N
     ValueError: if there is no such folder, or the port is in use.
   """
   require(folder.is_dir(), f'{folder} is no folder')
-  require(0 <= port < 2**16, f'--port={port} must lie in [0, 65535]')
-  try:
-    listener = socket.create_server((HOST, port))
-  except OSError as error:
-    reason = os.strerror(error.errno)
-    raise ValueError(f'--port={port} cannot be used ({reason}); --port=0 takes a free one') from None
-  with listener:
-    on_start(f'http://{HOST}:{listener.getsockname()[1]}/')
-    config = uvicorn.Config(build_app(folder), log_level='warning', timeout_graceful_shutdown=1)
-    uvicorn.Server(config).run(sockets=[listener])
+  with listen.open_listener(listen.LOOPBACK, port) as listener:
+    listen.run(build_app(folder), listener, GRACE, on_start)

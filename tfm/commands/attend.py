@@ -23,7 +23,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from tfm import spec
-from tfm.commands.cli import add_process_flags, assign_overrides
+from tfm.commands.cli import add_process_flags, add_run_flags, assign_overrides
 from tfm.errors import require
 
 
@@ -36,14 +36,7 @@ OVERRIDES = '--config.'  # --config.model.kernel=NAME, --config.mesh.fsdp=N
 
 def arguments(parser: argparse.ArgumentParser) -> None:
   add = parser.add_argument
-  add('--workdir', required=True, metavar='DIR', help='directory of a trained run')
-  add('--step', default='last', metavar='N|best|last', help='which checkpoint (default: last)')
-  add(
-    '--average',
-    type=int,
-    metavar='N',
-    help='average the last N checkpoints (default: config.decoding.average_checkpoints)',
-  )
+  add_run_flags(parser)
   add(
     '--input',
     required=True,

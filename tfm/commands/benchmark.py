@@ -4,13 +4,20 @@
   tfm benchmark attention     kernels × variants and all mixers, at lengths from 1k to 32k
   tfm benchmark translation   beam search of a run: tfm and transformers' Marian with the same parameters
   tfm benchmark ensemble      several seeds trained in one step, and one after another
+  tfm benchmark device        one accelerator: calibration, training, kernels, mixers, decoding, a profile
 
 Each measurement is a separate process; ratios compare measurements of one command.
 """
 
 import argparse
 
-from tfm.benchmark import compare_attention, compare_ensemble, compare_gpt2, compare_translation
+from tfm.benchmark import (
+  compare_attention,
+  compare_ensemble,
+  compare_gpt2,
+  compare_translation,
+  measure_device,
+)
 
 
 SUBJECTS = {
@@ -18,6 +25,7 @@ SUBJECTS = {
   'attention': compare_attention,
   'translation': compare_translation,
   'ensemble': compare_ensemble,
+  'device': measure_device,
 }
 
 
@@ -34,5 +42,5 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def main(args: argparse.Namespace) -> None:
-  SUBJECTS[args.subject].main(args)
+def main(args: argparse.Namespace) -> int | None:
+  return SUBJECTS[args.subject].main(args)

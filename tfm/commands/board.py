@@ -9,7 +9,6 @@ run that is training follows it. Attention is computed on the CPU, so that it do
 """
 
 import argparse
-import contextlib
 import pathlib
 
 
@@ -28,7 +27,6 @@ def main(args: argparse.Namespace) -> None:
   from tfm.board.server import serve
 
   jax.config.update('jax_platforms', 'cpu')
-  with contextlib.suppress(KeyboardInterrupt):
-    serve(
-      pathlib.Path(args.folder), args.port, lambda address: print(f'{address} (Ctrl-C ends it)', flush=True)
-    )
+  serve(
+    pathlib.Path(args.folder), args.port, lambda address: print(f'{address} (Ctrl-C ends it)', flush=True)
+  )

@@ -11,6 +11,7 @@ command's own flags:
   study      if the command declares `study`: the study with such overrides in its base config; `file` is
              the path that named it
 
+A command may refuse flags before JAX is imported, in `validate(args)`. `add_run_flags` names a run to read.
 A command that computes nothing sets `USES_JAX` to False. One with `add_process_flags` runs in several
 processes at once, which compute together; the first one prints. `add_display_flags` lets a command show JSON
 lines, or only errors.
@@ -46,6 +47,7 @@ from tfm.config.overlay import assign_text, complete
 from tfm.config.schema import default_config, field_ranges, leaves
 from tfm.errors import INVALID_INPUT_STATUS, MachineFailure, abridge, require, suggest
 from tfm.parallel import timeouts
+from tfm.runs.summary import require_run
 from tfm.spec import format_range
 from tfm.studies import study as studies
 
@@ -70,6 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1
 
 
+@variant_folders.noting_origin()
 def run_command(argv: Sequence[str] | None) -> int:
   """Runs one command; returns the exit status.
 
@@ -79,14 +82,22 @@ def run_command(argv: Sequence[str] | None) -> int:
   name, *rest = list(sys.argv[1:] if argv is None else argv) or ['--help']
   if name in ('--help', '-h'):
     print('usage: tfm COMMAND [--flag=value …]; tfm COMMAND --help lists the flags\n')
+    width = max(map(len, command_names()))
     for command in command_names():
-      print(f'  {command:10} {summary(pathlib.Path(tfm.commands.__path__[0], f"{command}.py"))}')
+      print(f'  {command:{width}}  {summary(pathlib.Path(tfm.commands.__path__[0], f"{command}.py"))}')
+    return 0
+  if name == '--version':
+    print(f'tfm {tfm.__version__}')
     return 0
   try:
     if name not in command_names():
       raise ValueError(f'{name!r} is not a command; {suggest(name, command_names())}')
     command = importlib.import_module(f'tfm.commands.{name}')
     args = parse_arguments(name, command, rest)
+    if 'reads_run' in args:
+      require_run(args.workdir)
+    if hasattr(command, 'validate'):
+      command.validate(args)
     if getattr(command, 'USES_JAX', True):
       configure_jax()
     configure_logging()
@@ -98,7 +109,8 @@ def run_command(argv: Sequence[str] | None) -> int:
     # Invalid input is reported in one sentence; TFM_TRACEBACK=1 shows where it was raised.
     if os.environ.get('TFM_TRACEBACK') or isinstance(error, BrokenPipeError) and not is_read(sys.stdout):
       raise
-    print(f'tfm {name}: {abridge(str(error))}', file=sys.stderr)
+    origin = variant_folders.describe_origin(error)
+    print(f'tfm {name}: {abridge(str(error))}', *filter(None, [origin]), sep='\n', file=sys.stderr)
     if not isinstance(error, MachineFailure):
       return INVALID_INPUT_STATUS
     # Writers that fail again while the process ends would bury the sentence.
@@ -123,6 +135,23 @@ def add_display_flags(parser: argparse.ArgumentParser) -> None:
     ('json', 'show messages and metrics as JSON, one object a line, on stdout'),
   ):
     group.add_argument(f'--{name}', dest='display', action='store_const', const=name, help=meaning)
+
+
+def add_run_flags(parser: argparse.ArgumentParser) -> None:
+  """Flags that name the run to read, which must exist, and its checkpoints."""
+  parser.set_defaults(reads_run=True)
+  parser.add_argument(
+    '--workdir', required=True, metavar='DIR', help='directory of a trained run, or of an imported model'
+  )
+  parser.add_argument(
+    '--step', default='last', metavar='N|best|last', help='which checkpoint (default: last)'
+  )
+  parser.add_argument(
+    '--average',
+    type=int,
+    metavar='N',
+    help='average the last N checkpoints (default: config.decoding.average_checkpoints)',
+  )
 
 
 def add_process_flags(parser: argparse.ArgumentParser) -> None:
@@ -258,6 +287,7 @@ def parse_arguments(name: str, command, argv: Sequence[str]) -> argparse.Namespa
   if 'study' in args:
     args.file, loaded = args.study, studies.load_study(args.study)
     args.study = dataclasses.replace(loaded, config=assign_overrides(complete(loaded.config), rest))
+    studies.validate_names(args.study)
   else:
     config = default_config() if args.config is None else load_config(args.config)
     args.config = resolve_with_overrides(config, rest)
@@ -280,7 +310,7 @@ def split_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def resolve_with_overrides(config: ConfigDict, argv: Sequence[str]) -> ConfigDict:
   """Applies words `--config.path=value`, then resolves the config."""
-  config = assign_overrides(config, argv)  # first: a field's name is refused before JAX is imported
+  config = assign_overrides(config, argv)
   from tfm.config.resolve import resolve_config
 
   return resolve_config(config)

@@ -5,9 +5,12 @@
   tfm evaluate --workdir=runs/lm --lengths=64,128,256,512 --protocol=sliding --stride=32
 
 `loss` is in nats per token, `perplexity` per token, `bits_per_byte` the total loss in bits per byte of text,
-`accuracy` the fraction of tokens that were the argmax, `tokens` the number of counted tokens. Classifiers
-have `loss`, `accuracy` and `f1`, averaged over classes. Answers have the metrics of their tokens, and
-`exact`, the fraction of texts with only correct answers.
+`accuracy` the fraction of tokens that were the argmax, `tokens` the number of counted tokens. Answers have
+the metrics of their tokens, and `exact`, the fraction of texts with only correct answers.
+
+Classifiers have `loss`, `accuracy` and `f1`, averaged over classes. The precision, recall and F1 of each
+class are shown on stderr and written to DIR/classes/SPLIT-STEP.csv, the confusion matrix is drawn beside it
+as SPLIT-STEP.png; --to=DIR2 writes both there.
 
 Of a mixture the metrics are means over the sources by their weights, beside the `loss/SOURCE` of each source;
 --split=test/SOURCE evaluates one.
@@ -15,6 +18,9 @@ Of a mixture the metrics are means over the sources by their weights, beside the
 --config.model.kernel=auto evaluates with another kernel than that of the training, --config.mesh.fsdp=-1
 divides the parameters among all devices; the default is the mesh of the training if it fits. Several
 processes evaluate together, as in `tfm train`.
+
+--slices=N prints where the loss of a decoder lies: in targets that end an n-gram of N tokens which their row
+had before and in those that do not, in rare, medium and frequent tokens, and by position.
 
 An encoder-decoder also generates a target for every source with config.decoding. The targets are written to
 DIR/hypotheses and compared with the references by each --metric: bleu(lowercase, tokenize),
@@ -40,14 +46,15 @@ from typing import TYPE_CHECKING
 
 from tfm import spec
 from tfm.analysis.console import new_table, wide_console
-from tfm.commands.cli import add_process_flags, assign_overrides
+from tfm.commands.cli import add_process_flags, add_run_flags, assign_overrides
 from tfm.data.progress_bar import track
-from tfm.errors import require
+from tfm.errors import MissingExtra, require
 from tfm.evaluation.text_metrics import METRICS, Metric
 
 
 if TYPE_CHECKING:
   from tfm.evaluation.length_extrapolation import LengthRecord
+  from tfm.runs import load
 
 COLUMNS = 'protocol', 'stride', 'length', 'tokens', 'loss', 'perplexity', 'bits_per_byte', 'impossible'
 OVERRIDES = '--config.'  # --config.model.kernel=NAME, --config.mesh.fsdp=N
@@ -55,14 +62,7 @@ OVERRIDES = '--config.'  # --config.model.kernel=NAME, --config.mesh.fsdp=N
 
 def arguments(parser):
   add = parser.add_argument
-  add('--workdir', required=True, metavar='DIR', help='directory of a trained run')
-  add('--step', default='last', metavar='N|best|last', help='which checkpoint (default: last)')
-  add(
-    '--average',
-    type=int,
-    metavar='N',
-    help='average the last N checkpoints (default: config.decoding.average_checkpoints)',
-  )
+  add_run_flags(parser)
   add(
     '--split',
     default='validation',
@@ -88,19 +88,36 @@ def arguments(parser):
     metavar='N',
     help='counted tokens of a sliding window (default: half the shortest length)',
   )
+  add(
+    '--to', metavar='DIR', help="folder of a classifier's table and picture (default: classes in --workdir)"
+  )
   add('--targets', type=int, metavar='N', help='maximum number of predicted tokens (default: 0, all)')
+  add(
+    '--slices',
+    type=int,
+    metavar='N',
+    help='the loss by kinds of targets, with n-grams of N tokens, such as 2',
+  )
   add_process_flags(parser)
 
 
+def validate(args):
+  args.metrics = build_metrics(args.metric or ())
+
+
 def main(args):
+  from tfm.objectives.classification import Classification
   from tfm.parallel import processes
   from tfm.runs import load
+  from tfm.training.progress_line import print_status
 
+  if args.slices is not None:
+    return evaluate_loss_slices(args)
   if args.lengths is not None:
     return evaluate_lengths(args)
   for flag in ('protocol', 'stride', 'targets'):
     require(getattr(args, flag) is None, f'--{flag} requires --lengths, such as --lengths=64,128,256')
-  metrics = build_metrics(args.metric or ())
+  metrics = args.metrics
   loaded = load.load(
     args.workdir, args.step, args.average, lambda config: assign_overrides(config, args.overrides)
   )
@@ -111,7 +128,22 @@ def main(args):
   )
   if is_encoder_decoder:
     metrics = metrics or build_metrics(('bleu', 'chrf'))
-  values = load.evaluate(loaded, args.split)
+  is_classifier = isinstance(loaded.experiment.objective, Classification)
+  require(
+    is_classifier or args.to is None,
+    f'--to={args.to} is the folder for the scores of classes, and --workdir={args.workdir} holds no '
+    'classifier; remove it',
+  )
+  evaluation = load.evaluate(loaded, args.split)
+  values = evaluation.metrics
+  name = f'{args.split.replace("/", "-")}-{loaded.step}'
+  if is_classifier and processes.is_main_process():
+    title = f'{args.workdir}, step {loaded.step}: {args.split}'
+    folder = pathlib.Path(args.to or pathlib.Path(args.workdir) / 'classes')
+    try:
+      values |= dict(classes=write_classes(evaluation, title, folder / f'{name}.csv'))
+    except MissingExtra as error:
+      print_status(f'no scores of single classes: {error}')
   if is_encoder_decoder:
     pairs, results = load.translate_split(loaded, args.split)
     hypotheses = dict(track(results, f'translating {args.split}', len(pairs)))
@@ -121,8 +153,7 @@ def main(args):
       dict(source=source, reference=reference, hypothesis=hypotheses[i][0].text, score=hypotheses[i][0].score)
       for i, (source, reference) in enumerate(pairs)
     ]
-    name = f'{args.split.replace("/", "-")}-{loaded.step}.jsonl'
-    path = pathlib.Path(args.workdir) / 'hypotheses' / name
+    path = pathlib.Path(args.workdir) / 'hypotheses' / f'{name}.jsonl'
     path.parent.mkdir(exist_ok=True)
     path.write_text(''.join(json.dumps(row, ensure_ascii=False) + '\n' for row in rows), encoding='utf-8')
     for text, metric in metrics.items():
@@ -131,6 +162,44 @@ def main(args):
       values |= {name.replace(text.partition('(')[0], text, 1): value for name, value in results.items()}
     values |= dict(hypotheses=str(path))
   print(json.dumps(dict(step=loaded.step, split=args.split, **values), indent=2))
+
+
+def evaluate_loss_slices(args):
+  """`--slices`: evaluates, and prints JSON."""
+  from tfm.parallel import processes
+  from tfm.runs import load
+  from tfm.runs.slices import evaluate_slices
+
+  for flag in ('metric', 'lengths', 'protocol', 'stride', 'targets', 'to'):
+    require(getattr(args, flag) is None, f'--{flag} does not go with --slices; remove one of them')
+  loaded = load.load(
+    args.workdir, args.step, args.average, lambda config: assign_overrides(config, args.overrides)
+  )
+  slices = evaluate_slices(loaded, args.split, args.slices)
+  if processes.is_main_process():
+    found = [dataclasses.asdict(part) for part in slices]
+    print(json.dumps(dict(step=loaded.step, split=args.split, ngram=args.slices, slices=found), indent=2))
+
+
+def write_classes(evaluation: load.Evaluation, title: str, file: pathlib.Path) -> str:
+  """Shows the scores of every class on stderr, and writes them and the confusion matrix; returns the file.
+
+  Raises:
+    MissingExtra: without the packages of the extra [plots].
+  """
+  from tfm.evaluation import class_report
+
+  matrix, names = evaluation.confusion_matrix, evaluation.class_names
+  scores = class_report.score_classes(matrix, names)
+  file.parent.mkdir(parents=True, exist_ok=True)
+  class_report.write_scores(scores, file)
+  class_report.draw_confusion_matrix(matrix, names, title, file.with_suffix('.png'))
+  table = new_table(title, 'class', '>precision', '>recall', '>F1', '>items')
+  for score in scores:
+    ratios = map(class_report.format_score, (score.precision, score.recall, score.f1))
+    table.add_row(score.name, *ratios, f'{score.items:g}')
+  wide_console(stderr=True).print(table)
+  return str(file)
 
 
 def build_metrics(specs: Sequence[str]) -> dict[str, Metric]:
@@ -144,6 +213,7 @@ def evaluate_lengths(args):
   from tfm.parallel import processes
   from tfm.runs import load
 
+  require(args.to is None, f'--to={args.to} is for classifiers; --lengths writes into --workdir')
   require(
     args.metric is None,
     f'--metric={(args.metric or [""])[0]} compares generated targets and --lengths predicts a text; '

@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from tfm import spec
-from tfm.commands.cli import add_process_flags, assign_overrides
+from tfm.commands.cli import add_process_flags, add_run_flags, assign_overrides
 from tfm.data.progress_bar import track
 from tfm.errors import require
 from tfm.spec import MAX_SIZE
@@ -51,14 +51,7 @@ OVERRIDES = '--config.'  # --config.model.kernel=NAME, --config.mesh.fsdp=N
 
 def arguments(parser):
   add = parser.add_argument
-  add('--workdir', required=True, metavar='DIR', help='directory of a trained run')
-  add('--step', default='last', metavar='N|best|last', help='which checkpoint (default: last)')
-  add(
-    '--average',
-    type=int,
-    metavar='N',
-    help='average the last N checkpoints (default: config.decoding.average_checkpoints)',
-  )
+  add_run_flags(parser)
   add('--prompt', action='append', metavar='TEXT', help='may be empty; repeatable')
   add('--input', metavar='FILE', help='one prompt per line, in UTF-8; an empty line is an empty prompt')
   add(
@@ -149,10 +142,6 @@ def main(args):
   )
   require(args.num_samples >= 1, f'--num_samples={args.num_samples} must be at least 1')
   require(0 <= args.seed < 2**32, f'--seed={args.seed} must lie in [0, 2^32)')
-  require(
-    pathlib.Path(args.workdir).is_dir(),
-    f'--workdir={args.workdir} is no directory; use the directory of a run',
-  )
 
   loaded = load.load(
     args.workdir, args.step, args.average, lambda config: assign_overrides(config, args.overrides)

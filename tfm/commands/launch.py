@@ -1,4 +1,4 @@
-"""Prints the commands that train a config, or a study, on machines of a scheduler; --run runs them.
+"""Prints the commands that train a config or a study, or serve a run, by a scheduler; --run runs them.
 
   tfm launch slurm --config=configs/lm.py --workdir=runs/lm --nodes=4 --time=24:00:00
   tfm launch tpu --name=my-pod --zone=us-central2-b --config=configs/lm.py --workdir=gs://my-bucket/runs/lm
@@ -8,6 +8,8 @@
   tfm launch gke --cluster=mine --tpu-type=v5litepod-256 --docker-image=IMAGE --config=… \\
     --workdir=gs://my-bucket/runs/lm
   tfm launch slurm --study=experiments/position.py --slices=4 --workdir=runs/position    # or gke
+  tfm launch kubernetes --serve --workdir=/models/lm --volume-claim=models --docker-image=IMAGE --cpu=4 \\
+    --memory=8Gi --max-replicas=4 --rows=16    # flags of tfm serve go to it
 
 Flags that are not listed below go to the scheduler unchanged (sbatch's --partition=…, --gres=…), and
 --config.path=value goes to tfm train. When a process ends early, the same command runs again and resumes.
@@ -24,21 +26,22 @@ from tfm.commands import cli
 from tfm.config.load import load_config
 from tfm.config.overlay import complete
 from tfm.errors import require, suggest
-from tfm.launch import gke, slurm, tpu
+from tfm.launch import gke, kubernetes, slurm, tpu
 from tfm.launch.job import BUCKET, Job, name_from_workdir, run_steps
-from tfm.studies.study import load_study
+from tfm.studies.study import load_study, prefix_errors
 
 
 OVERRIDES = '--'  # config fields, and options of the scheduler
-SCHEDULERS = {'tpu': tpu, 'gke': gke, 'slurm': slurm}
+SCHEDULERS = {'tpu': tpu, 'gke': gke, 'slurm': slurm, 'kubernetes': kubernetes}
 
 
 def arguments(parser):
-  parser.add_argument('scheduler', choices=SCHEDULERS, help='where to train')
+  parser.add_argument('scheduler', choices=SCHEDULERS, help='where to train, or to serve: kubernetes')
   what = parser.add_mutually_exclusive_group(required=True)
   what.add_argument(
     '--config', metavar='FILE[:args]', help='as for tfm train; the path on the target machines'
   )
+  what.add_argument('--serve', action='store_true', help='serve the run of --workdir, by kubernetes')
   what.add_argument('--study', metavar='FILE[:args]', help='as for tfm ablate, instead of --config')
   parser.add_argument(
     '--slices', type=int, metavar='N', help='of a study: number of tasks, each with every N-th arm'
@@ -75,6 +78,12 @@ def main(args):
     f'--slices={args.slices} divides the arms of a study; leave it out with --config, or use --study',
   )
   require(
+    args.serve == (args.scheduler == 'kubernetes'),
+    f'tfm launch {args.scheduler} trains, and --serve is for kubernetes; use --config or --study'
+    if args.serve
+    else 'tfm launch kubernetes serves a run; use --serve, or train by gke, slurm or tpu',
+  )
+  require(
     not args.study or (args.slices or 0) >= 1,
     f'--slices={args.slices or ""} must say into how many tasks --study is divided; use --slices=1 or more',
   )
@@ -82,7 +91,7 @@ def main(args):
     validate_workdir(args.workdir)
   if args.study:
     validate_study(args.study, config_words, args.slices)
-  else:
+  elif args.config:
     config = cli.resolve_with_overrides(load_config(args.config), config_words)
     validate_config(config, options, args.env)
   for word in args.env:
@@ -97,7 +106,8 @@ def main(args):
   job = Job(
     args.name or name_from_workdir(args.workdir),
     [
-      args.study or f'--config={args.config}',
+      *([args.study] if args.study else []),
+      *([f'--config={args.config}'] if args.config else []),
       *(f'--variants={folder}' for folder in args.variants),
       *config_words,
     ],
@@ -125,7 +135,7 @@ def parse_option(word: str) -> tuple[str, str]:
 def validate_study(file: str, config_words: Sequence[str], slices: int) -> None:
   """Raises what `tfm ablate` would raise before it reads data."""
   from tfm.config.validate import validate_parts
-  from tfm.studies.arms import apply_changes, prefix_errors
+  from tfm.studies.arms import apply_changes
 
   study = load_study(file)
   require(

@@ -12,7 +12,8 @@ hardware. Per device the command reports memory by category against capacity; FL
 collective with its mesh axes; and by the published peaks of the chip the time of a step and tokens/s of a
 chip if compute, memory and network overlap, and if they do not, which are no measurements. --topology=here
 compiles for the attached devices. --search compares meshes, remat policies and microbatches; --compare, on
-the mesh of the config, remat policies and presets of the compiler. No data is read: if the vocabulary is
+the mesh of the config, remat policies and presets of the compiler. --calibration adds the time at measured
+rates. No data is read: if the vocabulary is
 learned from text, set its size with --vocab.
 """
 
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import math
 import pathlib
 import shlex
@@ -87,11 +89,16 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     metavar='N',
     help='most steps that --search or --compare compiles (default: %(default)s)',
   )
+  add(
+    '--calibration',
+    metavar='FILE',
+    help='results.jsonl of tfm benchmark device: also the time at the rates that it measured',
+  )
   add('--to', metavar='DIR', help='directory for plan.json and plan.md')
 
 
 def main(args: argparse.Namespace) -> int:
-  from tfm.analysis import lowering, mesh_search, plan, plan_report, topology
+  from tfm.analysis import calibration, lowering, mesh_search, plan, plan_report, topology
   from tfm.config import mesh_constraints
   from tfm.config.assemble import Experiment
   from tfm.parallel import chip_specs
@@ -133,6 +140,12 @@ def main(args: argparse.Namespace) -> int:
         'decoding', lambda: lowering.lower_decoding_step(request, mesh, rows), mesh, request, args.slices
       )
     )
+  if args.calibration:
+    measured = calibration.read_calibration(pathlib.Path(args.calibration))
+    print_status(f'calibration: {measured.machine}')
+    plans = [
+      dataclasses.replace(one, expected=one.bound and measured.expect(one.bound, one.chip)) for one in plans
+    ]
   out = wide_console()
   for title, columns, lines in plan_report.tables(plans):
     out.print(table(title, columns, lines))

@@ -33,7 +33,12 @@ def apply_position(text: str, evaluate: Callable):
 @functools.cache
 def make_bias(text: str) -> Partial | None:
   """The bias of a position with random parameters; None if it adds nothing to the logits."""
-  return apply_position(text, lambda result: result.bias(result.compute_table()))
+  bias = apply_position(text, lambda result: result.bias(result.compute_table()))
+  assert bias is None or isinstance(bias, Partial), (
+    f'{text}: bias returns a value of type {type(bias).__name__}; '
+    'return jax.tree_util.Partial(function, *parameters), whose leaves kernels differentiate'
+  )
+  return bias
 
 
 def compute_bias(text: str, q, k, q_at, k_at) -> np.ndarray:

@@ -13,6 +13,7 @@ import pytest
 import tfm.data.packing
 import tfm.data.sources
 import tfm.data.tokenizers
+import tfm.exports
 import tfm.masks
 import tfm.objectives
 import tfm.studies.measures
@@ -23,6 +24,7 @@ from tfm.analysis.variant_catalogue import SLOTS as LISTED_SLOTS
 from tfm.data.packing.protocol import Packing
 from tfm.data.sources.protocol import Source
 from tfm.data.tokenizers.protocol import Tokenizer
+from tfm.exports.protocol import Format
 from tfm.masks.protocol import Mask, is_causal
 from tfm.objectives.protocol import Objective
 from tfm.studies.measures.protocol import Measure
@@ -39,6 +41,7 @@ OTHER_SLOTS = {
   'tokenizer': (tfm.data.tokenizers, Tokenizer),
   'measure': (tfm.studies.measures, Measure),
   'sink': (tfm.training.sinks, Sink),
+  'export': (tfm.exports, Format),
 }
 ALL_SLOTS = SLOTS | OTHER_SLOTS
 

@@ -25,6 +25,8 @@ MARKERS = (
   "exhaustive: a case that is not in today's sample, run by `make test-all`",
 )
 FINISHED_TESTS = itertools.count(1)
+# With --variant, what the other cases build on: a mistake that fails here fails them too, and is said once.
+STAGES = 'test_examples.py', 'test_masks.py', 'test_causality.py'
 
 
 def cache_directory() -> pathlib.Path:
@@ -46,6 +48,7 @@ def set_environment() -> None:
     XLA_FLAGS=' '.join(['--xla_force_host_platform_device_count=8', *flags]),
     JAX_PLATFORMS='cpu',
     JAX_NUMPY_RANK_PROMOTION='raise',
+    JAX_TRACEBACK_FILTERING='tracebackhide',  # pytest leaves such frames out
     JAX_COMPILATION_CACHE_DIR=str(cache_directory() / 'jax'),
     JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS='0',
     TFM_CACHE=str(cache_directory() / 'tfm'),
@@ -74,7 +77,7 @@ def pytest_configure(config):
 def pytest_collection_modifyitems(config, items):
   if name := config.getoption('--variant'):
     deselected = [item for item in items if not tries(item, name)]
-    items[:] = [item for item in items if tries(item, name)]
+    items[:] = sorted((item for item in items if tries(item, name)), key=stage)
     config.hook.pytest_deselected(items=deselected)
   else:
     sample_cases(items)
@@ -84,6 +87,11 @@ def tries(item: pytest.Item, name: str) -> bool:
   """Whether a case has a parameter that is, or names in a spec, a variant."""
   parameters = item.callspec.params.values() if hasattr(item, 'callspec') else ()
   return any(name in re.findall(r'\w+', value) for value in parameters if isinstance(value, str))
+
+
+def stage(item: pytest.Item) -> int:
+  """The place of a case's file in `STAGES`; all others come last."""
+  return [*STAGES, item.path.name].index(item.path.name)
 
 
 def sample_cases(items: list[pytest.Item]) -> None:
@@ -115,10 +123,26 @@ def changed_modules() -> set[str]:
   return {pathlib.Path(line.split()[-1]).stem for line in status.splitlines()}
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_makereport(item, call):
+  """With --variant, shows only the lines of its file where an exception passed through it."""
+  if call.excinfo and (name := item.config.getoption('--variant')):
+    own = call.excinfo.traceback.filter(lambda entry: entry.path.stem == name)
+    call.excinfo.traceback = own or call.excinfo.traceback
+
+
 def pytest_runtest_teardown(item, nextitem):
-  """Frees compiled programs before the process reaches the limit on memory maps (Linux: 65,530)."""
+  """With --variant, ends the run after a stage that failed. Also frees compiled programs before the process
+  reaches the limit on memory maps (Linux: 65,530).
+  """
   import jax
 
+  session = item.session
+  if (
+    item.config.getoption('--variant') and nextitem and stage(nextitem) > stage(item) and session.testsfailed
+  ):
+    rest = len(session.items) - session.items.index(nextitem)
+    session.shouldfail = f'{rest} more cases build on these; they run once these pass'
   if next(FINISHED_TESTS) % 25 == 0 and count_memory_maps() > 30_000:
     jax.clear_caches()
 

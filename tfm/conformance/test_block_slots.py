@@ -1,4 +1,6 @@
-"""Feed-forward layers, norms and residuals: shapes, causality, independent rows, scan, gradients, meshes."""
+"""Feed-forward layers, norms, residuals, Canon layers and value residuals: shapes, causality, independence of
+rows, caches, scan, gradients, meshes.
+"""
 
 import functools
 
@@ -8,6 +10,7 @@ import numpy as np
 import pytest
 
 from tfm.conformance import collect
+from tfm.conformance.cached import require_cached_equals_full, require_joined_rows_read_as_alone
 from tfm.conformance.rows import PAD, row, rows
 from tfm.conformance.sentences import (
   require_finite,
@@ -24,13 +27,29 @@ from tfm.residuals.protocol import PLACEMENTS
 
 
 VARIANTS = [(slot, text) for slot in ('feed_forward', 'norm', 'residual') for text in collect.specs(slot)]
-# One MLP is enough for a quick run; mixtures are in test_feed_forwards.py too.
+VARIANTS += [('canon', 'AC'), ('canon', 'ABCD')]
+VARIANTS += [('value_residual', 'constant'), ('value_residual', 'gated'), ('own_keys', 'False')]
+# One MLP is enough for a quick run; mixtures are in test_feed_forwards.py too. One of each residual is.
 SLOW = [text for text in collect.specs('feed_forward') if text not in ('none', 'swiglu')]
+SLOW += [text for text in collect.specs('residual') if '(' in text] + ['AC']
 QUICK_FIRST = [
   pytest.param(slot, text, marks=[pytest.mark.slow] if text in SLOW else []) for slot, text in VARIANTS
 ]
 TOKENS = np.random.default_rng(2).permutation(VOCAB)[:LENGTH]
-tiny = functools.cache(lambda slot, text: Tiny(**{slot: text}))
+
+
+def fields(slot, text):
+  """The fields of a model with a variant; of `own_keys`, of one whose every other block has none."""
+  if slot == 'own_keys':
+    return dict(layers=3, pattern=('own', 'other'), blocks=dict(own={}, other=dict(own_keys=False)))
+  return {slot: text}
+
+
+tiny = functools.cache(lambda slot, text: Tiny(**fields(slot, text)))
+
+
+def looks_ahead(slot, text):
+  return slot == 'residual' and collect.variant(slot, text).looks_ahead
 
 
 def close(a, b):
@@ -43,7 +62,7 @@ class TestModel:
     gradients = tiny(slot, text).influence(np.arange(LENGTH), np.ones(LENGTH))
     require_finite(gradients, f'gradients of {text}')
     later = np.triu(np.ones((LENGTH, LENGTH), bool), 1)
-    if slot == 'residual' and collect.variant(slot, text).looks_ahead:
+    if looks_ahead(slot, text):
       require_influence(gradients, later, text)
     else:
       require_no_influence(gradients, later, text)
@@ -70,7 +89,23 @@ class TestModel:
 
   @pytest.mark.sampled(0)
   def test_the_mesh_changes_nothing(self, slot, text):
-    equal_on(Sharded(**{slot: text}), axes((2, 2, 2)))
+    equal_on(Sharded(**fields(slot, text)), axes((2, 2, 2)))
+
+
+@pytest.mark.parametrize(
+  'slot, text',
+  [
+    # Feed-forward layers and norms see one token at a time.
+    pytest.param(
+      slot, text, marks=[pytest.mark.slow] if slot in ('feed_forward', 'norm') or text in SLOW else []
+    )
+    for slot, text in VARIANTS
+    if not looks_ahead(slot, text)
+  ],
+)
+def test_what_is_read_through_a_cache_has_the_logits_of_the_full_pass(slot, text):
+  require_cached_equals_full(tiny(slot, text), text)
+  require_joined_rows_read_as_alone(tiny(slot, text), text)
 
 
 @pytest.mark.parametrize('text', collect.specs('norm'))

@@ -1,19 +1,18 @@
 """Decoding = training: what is read through a cache, in any pieces, gives the logits of the full pass."""
 
 import jax
-import numpy as np
 import pytest
 
 from tfm.conformance import collect
-from tfm.conformance.sentences import require_same_logits
-from tfm.conformance.tiny import LENGTH, VOCAB, accepted
-
-
-# A whole document; one padded on the left, as prompts of unequal length are; two documents in one row.
-SEGMENTS = np.array([[1] * 12, [0] * 2 + [1] * 10, [1] * 5 + [2] * 7])
-POSITIONS = np.array([[*range(12)], [0, 0, *range(10)], [*range(5), *range(7)]])
-TOKENS = np.random.default_rng(0).integers(0, VOCAB, SEGMENTS.shape)
-SLACK = 3  # a cache may be longer than what is read
+from tfm.conformance.cached import (
+  POSITIONS,
+  SEGMENTS,
+  SLACK,
+  TOKENS,
+  require_cached_equals_full,
+  require_joined_rows_read_as_alone,
+)
+from tfm.conformance.tiny import LENGTH, accepted
 
 
 @pytest.mark.sampled(12)
@@ -25,22 +24,7 @@ SLACK = 3  # a cache may be longer than what is read
 @pytest.mark.parametrize('mixer, position, mask', collect.combinations(LENGTH))
 def test_cached_reading_equals_the_full_pass(mixer, position, mask, pieces):
   tiny = accepted(mixer, position, mask)
-  # A prefix must be read at once: so long is it that it stands in the first piece.
-  prefix = np.where(SEGMENTS == 1, min(pieces[0] - 2, 3), 1).clip(1)
-  full, none = tiny(TOKENS, POSITIONS, SEGMENTS, prefix=prefix)
-  assert none is None
-  caches = tiny.model.init_caches(len(TOKENS), LENGTH + SLACK)
-  read, start = [], 0
-  for piece in pieces:
-    here = slice(start, start + piece)
-    logits, caches = tiny(TOKENS[:, here], POSITIONS[:, here], SEGMENTS[:, here], caches, prefix[:, here])
-    read.append(logits)
-    start += piece
-  name, rows = f'{mixer} · {position} · {mask}', ('one document', 'left padding', 'two documents')
-  for logits, expected, segments, kind in zip(np.concatenate(read, 1), full, SEGMENTS, rows):
-    real = segments > 0
-    situation = f'read through a cache in pieces of {pieces}, in a row of {kind}'
-    require_same_logits(logits[real], expected[real], name, situation)
+  require_cached_equals_full(tiny, f'{mixer} · {position} · {mask}', pieces)
 
 
 @pytest.mark.parametrize(
@@ -53,3 +37,10 @@ def test_the_cache_keeps_its_form(mixer):
   _, after = tiny(TOKENS[:, :5], POSITIONS[:, :5], SEGMENTS[:, :5], caches)
   form = [jax.tree.map(lambda x: (x.shape, x.dtype), tree) for tree in (caches, after)]
   assert form[0] == form[1]
+
+
+@pytest.mark.parametrize(
+  'mixer', [text for text in collect.specs('mixer') if collect.variant('mixer', text).supports_decoding]
+)
+def test_a_row_that_joins_another_reads_on_as_alone(mixer):
+  require_joined_rows_read_as_alone(accepted(**collect.surroundings(mixer)), mixer)

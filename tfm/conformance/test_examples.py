@@ -2,15 +2,17 @@
 
 import dataclasses
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from tfm import spec
 from tfm.config import assemble
 from tfm.config.assemble import Experiment
 from tfm.conformance import collect
-from tfm.conformance.tiny import LENGTH, VOCAB, Tiny, config, decoder
+from tfm.conformance.tiny import LENGTH, VOCAB, Tiny, boxed, config, decoder
 from tfm.masks.protocol import Mask, is_causal
-from tfm.mixers.protocol import Mixer
+from tfm.mixers.protocol import Context, Mixer
 
 
 FILES = [(slot, name) for slot in collect.SLOTS for name in collect.variants(slot)]
@@ -42,6 +44,20 @@ def test_every_example_makes_a_model(slot, text):
     except ValueError as refusal:
       refusals.append(str(refusal))
   pytest.fail(f'nothing accepts {slot}={text!r}: {refusals}')
+
+
+@pytest.mark.parametrize(
+  'slot, text', [(slot, text) for slot in collect.SLOTS for text in collect.first(slot) if slot != 'kernel']
+)
+def test_the_model_of_an_example_gives_logits(slot, text):
+  fields = collect.surroundings(text) if slot == 'mixer' else {slot: text}
+  model, tokens = decoder(causal=False, **fields), jax.ShapeDtypeStruct((2, LENGTH), jnp.int32)
+
+  def run(params, tokens):
+    return model.apply({'params': params}, tokens, Context.contiguous(tokens))[0]
+
+  logits = jax.eval_shape(run, boxed(model), tokens)
+  assert logits.shape[:2] == (2, LENGTH), f'{text}: logits of {tokens.shape} tokens have shape {logits.shape}'
 
 
 @pytest.mark.parametrize('position', collect.specs('position'))

@@ -97,25 +97,31 @@ class TestObjective:
     assert objective.required_fields <= packing.extra_fields
 
   @pytest.mark.parametrize('key', [None, jax.random.key(0)], ids=['evaluation', 'training'])
-  def test_only_training_has_dropout(self, name, key):
+  def test_its_context_has_its_layout_and_only_training_has_dropout(self, name, key):
     objective = build('objective', name)
     batch = jax.tree.map(lambda x: x[None], objective.padding_row(8))
     with pytest.raises(Called) as called:
       objective(FirstCall(), {}, batch, key)
-    assert called.value.args == ((key is not None,) * 2), 'context.train, and whether there is a key'
+    contexts, has_key = called.value.args
+    trains = [context.train for context in contexts]
+    assert (trains, has_key) == ([key is not None] * len(contexts), key is not None), (
+      'context.train, and whether there is a key'
+    )
+    assert {context.layout for context in contexts} == {objective.layout}
 
 
 class Called(Exception):
-  """Whether a model was called in training, and with a key for its dropout."""
+  """The contexts of a model's call, and whether there was a key for its dropout."""
 
 
 class FirstCall(nn.Module):
   """A model of any architecture that raises `Called`."""
 
-  def features(self, inputs, context, *rest):
-    raise Called(context.train, self.has_rng('dropout'))
+  def encode(self, source, context):
+    return context
 
-  encode = features
+  def features(self, inputs, context, types_or_caches=None, *memory):
+    raise Called([context, *memory], self.has_rng('dropout'))
 
   def classify(self, *args):
     pass

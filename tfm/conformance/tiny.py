@@ -16,6 +16,7 @@ from tfm.config.resolve import resolve_config
 from tfm.conformance import collect
 from tfm.conformance.sentences import find_mask_fault
 from tfm.mixers.protocol import Context
+from tfm.parallel import sharding
 
 
 VOCAB = 29
@@ -61,7 +62,9 @@ def boxed(model, rows=1, length=LENGTH):
   def init(tokens):
     return model.init(jax.random.key(0), tokens, Context.contiguous(tokens))
 
-  return jax.eval_shape(init, jax.ShapeDtypeStruct((rows, length), jnp.int32))['params']
+  params = jax.eval_shape(init, jax.ShapeDtypeStruct((rows, length), jnp.int32))['params']
+  sharding.require_axes(params)
+  return params
 
 
 def parameters(model, seed=0, scale=0.4):

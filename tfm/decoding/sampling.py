@@ -15,7 +15,8 @@ from tfm.shapes import Array, Bool, Float, Int
 
 @struct.dataclass
 class Sampling:
-  """The sampling settings. All are traced: changing a value does not recompile.
+  """The sampling settings, each one number or one per row [B]. All are traced: changing a value does not
+  recompile.
 
   They apply in the order of `transformers`: penalty, temperature, top-k, top-p, min-p.
 
@@ -86,16 +87,22 @@ def sample_tokens(
     seen: tokens to which the repetition penalty applies; None: no penalty.
   """
   if seen is not None:
-    logits = penalize_repetition(logits, seen, sampling.repetition_penalty)
+    logits = penalize_repetition(logits, seen, by_row(sampling.repetition_penalty))
 
   def draw():
     noise = jax.vmap(
       lambda key, position: jax.random.gumbel(jax.random.fold_in(key, position), logits.shape[-1:])
     )(keys, positions)
-    return transform_logits(logits, sampling) + noise
+    return jnp.where(is_drawn, transform_logits(logits, sampling) + noise, logits)
 
   # Greedy decoding skips noise and filters.
-  return first_argmax(jax.lax.cond(sampling.temperature > 0, draw, lambda: logits))
+  is_drawn = by_row(sampling.temperature) > 0
+  return first_argmax(jax.lax.cond(is_drawn.any(), draw, lambda: logits))
+
+
+def by_row(setting: Float[Array, '*B']) -> Float[Array, 'B 1']:
+  """A setting as a column, [1 1] if it is one number for all rows."""
+  return jnp.reshape(setting, (-1, 1))
 
 
 def first_argmax(logits: Float[Array, 'B V']) -> Int[Array, 'B']:
@@ -105,7 +112,7 @@ def first_argmax(logits: Float[Array, 'B V']) -> Int[Array, 'B']:
 
 
 def penalize_repetition(
-  logits: Float[Array, 'B V'], seen: Bool[Array, 'B V'], penalty: Float[Array, '']
+  logits: Float[Array, 'B V'], seen: Bool[Array, 'B V'], penalty: Float[Array, 'B 1']
 ) -> Float[Array, 'B V']:
   """Lowers the logits of `seen` tokens by the repetition penalty."""
   return jnp.where(seen, jnp.where(logits > 0, logits / penalty, logits * penalty), logits)
@@ -114,27 +121,33 @@ def penalize_repetition(
 def transform_logits(logits: Float[Array, 'B V'], sampling: Sampling) -> Float[Array, 'B V']:
   """The logits to sample from, shifted to a maximum of 0, after temperature and filters."""
   # With a maximum of 0 no temperature overflows float32.
-  temperature = jnp.maximum(sampling.temperature, np.finfo(np.float32).tiny)
+  temperature = jnp.maximum(by_row(sampling.temperature), np.finfo(np.float32).tiny)
   scaled = (logits - logits.max(-1, keepdims=True)) / temperature
   return filter_logits(scaled, sampling.top_k, sampling.top_p, sampling.min_p)
 
 
 def filter_logits(
-  logits: Float[Array, 'B V'], top_k: Int[Array, ''], top_p: Float[Array, ''], min_p: Float[Array, '']
+  logits: Float[Array, 'B V'], top_k: Int[Array, '*B'], top_p: Float[Array, '*B'], min_p: Float[Array, '*B']
 ) -> Float[Array, 'B V']:
   """Sets to -inf the logits that top-k, then top-p among the rest, then min-p exclude."""
+  top_k, top_p, min_p = map(by_row, (top_k, top_p, min_p))
 
-  def keep(weights: Callable, target: Array) -> Callable:
-    return lambda x: jnp.where(select_leading(x, weights(x), target), x, -jnp.inf)
+  def keep(x: Array, is_filtered: Array, weights: Callable, target: Array) -> Array:
+    """x of the leading tokens in the rows that are filtered; costs nothing if there are none."""
+    return jax.lax.cond(
+      is_filtered.any(),
+      lambda: jnp.where(select_leading(x, weights(x), target) | ~is_filtered, x, -jnp.inf),
+      lambda: x,
+    )
 
-  x = jax.lax.cond(top_k > 0, keep(jnp.ones_like, top_k), lambda x: x, logits)
-  x = jax.lax.cond(top_p < 1, keep(jax.nn.softmax, top_p), lambda x: x, x)
+  x = keep(logits, top_k > 0, jnp.ones_like, top_k)
+  x = keep(x, top_p < 1, jax.nn.softmax, top_p)
   # p < min_p · max p, in logits; NaN stays, so that the caller detects it.
   return jnp.where(x < x.max(-1, keepdims=True) + jnp.log(min_p), -jnp.inf, x)
 
 
 def select_leading(
-  logits: Float[Array, 'B V'], weights: Float[Array, 'B V'], target: Float[Array, '']
+  logits: Float[Array, 'B V'], weights: Float[Array, 'B V'], target: Float[Array, 'B 1']
 ) -> Bool[Array, 'B V']:
   """The smallest set of most likely tokens whose weights sum to `target`.
 

@@ -1,5 +1,6 @@
 """Streaming conversion of tokens to text."""
 
+import abc
 import codecs
 from collections.abc import Iterable, Iterator
 
@@ -11,19 +12,52 @@ def stream_text(tokenizer: Tokenizer, chunks: Iterable[Iterable[int]]) -> Iterat
 
   A character with bytes in several tokens is yielded with its last byte.
   """
-  if not tokenizer.is_lossless:
-    return _stream_differences(tokenizer, chunks)
-  pieces = (b''.join([tokenizer.pieces[i] for i in chunk]) for chunk in chunks)
-  return codecs.iterdecode(pieces, 'utf-8', errors='replace')
-
-
-def _stream_differences(tokenizer: Tokenizer, chunks: Iterable[Iterable[int]]) -> Iterator[str]:
-  """Yields what each chunk adds to the text of all tokens; an incomplete character is deferred."""
-  ids, yielded = [], ''
+  decoder = text_decoder(tokenizer)
   for chunk in chunks:
-    ids += chunk
-    text = tokenizer.decode(ids)
-    if text.startswith(yielded) and not text.endswith('\ufffd'):
-      yield text[len(yielded) :]
-      yielded = text
-  yield tokenizer.decode(ids)[len(yielded) :]
+    if text := decoder.decode(chunk):
+      yield text
+  if text := decoder.decode((), final=True):
+    yield text
+
+
+class TextDecoder(abc.ABC):
+  """Tokens to text in pieces, whose concatenation equals `tokenizer.decode` of all tokens."""
+
+  def __init__(self, tokenizer: Tokenizer):
+    self.tokenizer = tokenizer
+
+  @abc.abstractmethod
+  def decode(self, tokens: Iterable[int], final: bool = False) -> str:
+    """The text that further tokens add; an incomplete character is deferred unless they are the last ones."""
+
+
+def text_decoder(tokenizer: Tokenizer) -> TextDecoder:
+  """The decoder of one text."""
+  return (BytesDecoder if tokenizer.is_lossless else DifferenceDecoder)(tokenizer)
+
+
+class BytesDecoder(TextDecoder):
+  """Of tokens whose pieces join to the text."""
+
+  def __init__(self, tokenizer: Tokenizer):
+    super().__init__(tokenizer)
+    self._decoder = codecs.getincrementaldecoder('utf-8')(errors='replace')
+
+  def decode(self, tokens, final=False):
+    return self._decoder.decode(b''.join([self.tokenizer.pieces[i] for i in tokens]), final)
+
+
+class DifferenceDecoder(TextDecoder):
+  """Of other tokens: the text of all so far, without that of the ones before."""
+
+  def __init__(self, tokenizer: Tokenizer):
+    super().__init__(tokenizer)
+    self._ids, self._yielded = [], ''
+
+  def decode(self, tokens, final=False):
+    self._ids.extend(tokens)  # `+=` of an array would add numbers
+    text = self.tokenizer.decode(self._ids)
+    if not final and (not text.startswith(self._yielded) or text.endswith('\ufffd')):
+      return ''
+    new, self._yielded = text[len(self._yielded) :], text
+    return new

@@ -5,6 +5,7 @@ import functools
 import jax
 
 from tfm.models.decoder import Decoder
+from tfm.models.encoder_decoder import EncoderDecoder
 from tfm.models.stack import Stack
 from tfm.shapes import PyTree
 
@@ -17,21 +18,50 @@ def unroll_layers(model: Decoder, params: PyTree) -> tuple[Decoder, PyTree]:
   layers are read in place.
   """
   stack = model.stack()
-  repeats = stack.layers // len(stack.pattern)
-  if not stack.scan or not repeats:
+  if not is_scanned(stack):
     return model, params
-  rest = {name: part for name, part in params['stack'].items() if name != 'layers'}
-  return disable_scan(model), {
-    **params,
-    'stack': {**unstack_layers(params['stack']['layers'], repeats), **rest},
-  }
+  return disable_scan(model), unroll_stack(stack, params)
+
+
+def unroll_encoder(model: EncoderDecoder, params: PyTree) -> tuple[EncoderDecoder, PyTree]:
+  """The same function without `nn.scan` in the encoder of an encoder-decoder."""
+  encoder = model.encoder
+  stack = encoder.keywords['stack']()
+  if not is_scanned(stack):
+    return model, params
+  encoder = functools.partial(encoder.func, **encoder.keywords | dict(stack=without_scan(stack)))
+  return model.clone(encoder=encoder), {**params, 'encoder': unroll_stack(stack, params['encoder'])}
+
+
+def is_scanned(stack: Stack) -> bool:
+  """Whether a stack has layers in an `nn.scan`."""
+  return stack.scan and stack.layers >= len(stack.pattern)
 
 
 @functools.cache
 def disable_scan(model: Decoder) -> Decoder:
   """The model without `scan`; cached, so that compiled functions are reused."""
-  stack = model.stack()
-  return model.clone(stack=functools.partial(Stack, stack.pattern, stack.layers, scan=False, remat=None))
+  return model.clone(stack=without_scan(model.stack()))
+
+
+def without_scan(stack: Stack) -> functools.partial:
+  """The factory of the same stack with separate layers."""
+  fields = dict(
+    scan=False,
+    remat=None,
+    streams=stack.streams,
+    values=stack.values,
+    shares_keys=stack.shares_keys,
+    quantization=stack.quantization,
+  )
+  return functools.partial(Stack, stack.pattern, stack.layers, **fields)
+
+
+def unroll_stack(stack: Stack, params: PyTree) -> PyTree:
+  """The parameters of what has a scanned stack, for separate layers."""
+  layers, repeats = params['stack'], stack.layers // len(stack.pattern)
+  rest = {name: part for name, part in layers.items() if name != 'layers'}
+  return {**params, 'stack': {**unstack_layers(layers['layers'], repeats), **rest}}
 
 
 @functools.partial(jax.jit, static_argnums=1)

@@ -21,10 +21,6 @@ from tfm.parallel import host_arrays
 from tfm.shapes import Array, PyTree
 
 
-with importing_extra('hub'):
-  import safetensors
-
-
 _log = logging.getLogger(__name__)
 PART = 2**20  # numbers that are examined at once, so that no second copy of a tensor is in memory
 # Substrings of tensor names in old checkpoints → the current ones.
@@ -51,7 +47,7 @@ class CheckpointTensors:
     if index.exists():
       files = _read_index(index)
     elif single.exists():
-      with parsing(single, 'safetensors'), safetensors.safe_open(single, 'numpy') as file:
+      with parsing(single, 'safetensors'), _open_tensors(single) as file:
         files = dict.fromkeys(file.keys(), SINGLE_FILE)
     else:
       raise ValueError(
@@ -73,10 +69,7 @@ class CheckpointTensors:
       ValueError: for a file that is not readable.
     """
     file, stored_name = self._files[name]
-    with (
-      parsing(self.folder / file, 'safetensors'),
-      safetensors.safe_open(self.folder / file, 'numpy') as reader,
-    ):
+    with parsing(self.folder / file, 'safetensors'), _open_tensors(self.folder / file) as reader:
       return reader.get_tensor(stored_name)
 
   def read_weight(self, name: str) -> np.ndarray:
@@ -132,6 +125,13 @@ class CheckpointTensors:
     if tensor.shape != values.shape or not np.abs(tensor.astype(np.float32) - values).max() <= tolerance:
       raise ValueError(f"{self.folder}: the tensor {name!r} differs from its family's constant")
     del self._files[name]
+
+
+def _open_tensors(file: pathlib.Path):
+  """Opens a file of tensors, as a context that closes it."""
+  with importing_extra('hub'):
+    import safetensors
+  return safetensors.safe_open(file, 'numpy')
 
 
 def _read_index(index: pathlib.Path) -> dict[str, str]:

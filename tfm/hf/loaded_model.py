@@ -283,20 +283,25 @@ class LoadedModel(runs.Run):
       require(
         bool(self.corpus), "a published model has no data of its own; pass source='text(…)' or another one"
       )
-      return runs.evaluate(self, split)
+      return runs.evaluate(self, split).metrics
     if not self.config.model.patch:
       self.require_tokenizer()
     config = self.config.copy_and_resolve_references()
     config.data.source = source
-    return runs.evaluate(dataclasses.replace(self, experiment=Experiment(config), corpus=''), split)
+    return runs.evaluate(dataclasses.replace(self, experiment=Experiment(config), corpus=''), split).metrics
 
   def encode_rows(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     """The ids [B, T] of texts, padded on the right, and their attention mask."""
     self.require_tokenizer()
     rows = [self.encode(text) for text in texts]
-    pad = self.ids.get('pad')
     mask = pad_rows([np.ones_like(row) for row in rows], 0)
-    return pad_rows(rows, self.tokenizer.eos_id if pad is None else pad), mask
+    return pad_rows(rows, self.pad_id), mask
+
+  @property
+  def pad_id(self) -> int:
+    """The id of padding after texts."""
+    pad = self.ids.get('pad')
+    return self.tokenizer.eos_id if pad is None else pad
 
   def build_prompts(
     self, input_ids: Array | str | Sequence[str], attention_mask: Array | None

@@ -18,7 +18,7 @@ SINGLE_FILE, INDEX = 'model.safetensors', 'model.safetensors.index.json'
 MAX_FILE_BYTES = 5 * 2**30
 ENTRY_BYTES = 200  # of a tensor in the header, at most, without its name
 FREE_SPACE = 'free some space and run the command again'
-DTYPES = {'float32': 'F32', 'float16': 'F16', 'bfloat16': 'BF16', 'int64': 'I64'}
+DTYPES = {'float32': 'F32', 'float16': 'F16', 'bfloat16': 'BF16', 'int64': 'I64', 'int8': 'I8'}
 
 
 class TensorFile:

@@ -12,6 +12,7 @@ from flax import struct
 from jax.ad_checkpoint import checkpoint_name
 from jax.extend.random import threefry2x32_p
 
+from tfm.errors import require
 from tfm.layers.dot_product import scaled_dot
 from tfm.layers.locations import Locations, same_document
 from tfm.parallel import mesh
@@ -48,6 +49,8 @@ class AttentionInputs:
     k_prefix: the prefix length of each key's document, for masks that require it.
     sinks: one learned logit per head, or None.
     normalizer: 'softmax', or 'sigmoid' with `sigmoid_offset`, b of Ramapuram et al. 2024, eq. 3.
+    row_normalizer: `(logits [B K G T S], visible [B 1 1 T S], inputs) → weights`, a `Partial` likewise, in
+      place of `normalizer`, for weights that need whole rows of logits at once; or None.
     soft_cap: 0 for none (Gemma 2: 50).
     dropout: rate at which weights are dropped if there is a `dropout_key`.
   """
@@ -61,6 +64,7 @@ class AttentionInputs:
   k_prefix: Int[Array, 'B S'] | None = None
   sinks: Float[Array, 'H'] | None = None
   dropout_key: Array | None = None
+  row_normalizer: Callable | None = None
   mask: Callable = struct.field(pytree_node=False, kw_only=True)
   layout: str = struct.field(pytree_node=False, default='arbitrary')
   normalizer: str = struct.field(pytree_node=False, default='softmax')
@@ -97,6 +101,8 @@ class AttentionInputs:
 
   def not_blockwise_reason(self) -> str | None:
     """Why a kernel that computes block by block rejects the inputs; None if it does not."""
+    if self.row_normalizer is not None:
+      return "the mixer needs whole rows of logits at once; use kernel='dense'"
     if self.bias is None or self.has_blockwise_bias:
       return None
     return "the bias of the position needs all keys of a row at once; use kernel='dense'"
@@ -111,7 +117,13 @@ class AttentionInputs:
     """The capped logits of some queries and keys, in float32, before masking."""
     logits = self.score(q, k)
     if self.bias is not None:
-      logits = logits + self.bias(q, k, q_locations, k_locations)
+      bias = self.bias(q, k, q_locations, k_locations)
+      require(
+        bias.ndim == logits.ndim and all(b in (1, n) for b, n in zip(bias.shape, logits.shape)),
+        f'the bias of the position has the shape {bias.shape}, and the logits [B K G T S] have '
+        f'{logits.shape}; give it the same axes, each of that length or 1',
+      )
+      logits = logits + bias
     return self.soft_cap * jnp.tanh(logits / self.soft_cap) if self.soft_cap else logits
 
   def visibility_mask(self) -> Bool[Array, 'B T S']:
@@ -125,7 +137,10 @@ class AttentionInputs:
   ) -> tuple[Float[Array, 'B K G T S'], Float[Array, 'B H T'] | None]:
     """The weights before dropout, and the log of their denominator (None for a normalizer without one)."""
     logits = self.logits(q, k, self.q_locations, self.k_locations)
-    return NORMALIZERS[self.normalizer](logits, self.visibility_mask()[:, None, None], self)
+    visible = self.visibility_mask()[:, None, None]
+    if self.row_normalizer is not None:
+      return self.row_normalizer(logits, visible, self), None
+    return NORMALIZERS[self.normalizer](logits, visible, self)
 
   def dropout_keep_mask(
     self, shape: tuple[int, int, int], q_index: Int[Array, 'T'], k_index: Int[Array, 'S'], queries: int
@@ -181,7 +196,10 @@ OPTIONAL_FEATURES = {
   'score': (lambda inputs: inputs.scale is None, 'it supports no score but the scaled dot product'),
   'bias': (lambda inputs: inputs.bias is not None, 'it supports no bias on the logits'),
   'sinks': (lambda inputs: inputs.sinks is not None, 'it supports no sinks in the denominator'),
-  'sigmoid': (lambda inputs: inputs.normalizer != 'softmax', 'it normalizes by softmax only'),
+  'sigmoid': (
+    lambda inputs: inputs.normalizer != 'softmax' or inputs.row_normalizer is not None,
+    'it normalizes by softmax only',
+  ),
   'soft_cap': (lambda inputs: inputs.soft_cap > 0, 'it supports no soft cap'),
   'dropout': (
     lambda inputs: inputs.uses_dropout,
@@ -269,8 +287,9 @@ class Kernel(abc.ABC):
       ValueError: as `__call__`, and for a normalizer or kernel without a log-sum-exp.
     """
     inputs = AttentionInputs(**inputs)
-    if inputs.normalizer != 'softmax':
-      raise ValueError(f'normalizer={inputs.normalizer!r} has no log-sum-exp; use softmax')
+    if inputs.normalizer != 'softmax' or inputs.row_normalizer is not None:
+      name = inputs.normalizer if inputs.row_normalizer is None else inputs.row_normalizer
+      raise ValueError(f'normalizer={name!r} has no log-sum-exp; use softmax')
     out, log_sum_exp = self.attend_or_raise(q, k, v, inputs)
     if log_sum_exp is None:
       raise ValueError(f'kernel={type(self).__name__.lower()!r} returns no log-sum-exp; use dense or chunked')

@@ -28,9 +28,9 @@ class Ring(BlockSizes, Kernel):
   """Ring attention (Liu, Zaharia & Abbeel 2023): each of n devices holds 1/n of a row.
 
   In n steps every device adds the keys it holds to the running sums of its queries, block by block as in
-  `chunked`, while it sends those keys on to the next device. The backward pass sends keys and values round
-  once more, together with their gradients. A device holds 1/n of a row at any time, and the logits of one
-  block.
+  `chunked`, while it sends those keys on to the next device, except in the last. The backward pass sends keys
+  and values round once more, and their gradients home. A device holds 1/n of a row at any time, and the
+  logits of one block.
 
   Under a causal mask the device with the first tokens would have little work and the one with the last tokens
   most. Then tokens are reordered during attention (zigzag; Dubey et al. 2024, Llama 3, §3.3.2): of 2n equal
@@ -219,6 +219,16 @@ def differentiable_attention(plan: RingPlan, axis: str | None) -> Callable:
     to_next = [(i, (i + 1) % n) for i in range(n)]
     return jax.tree.map(lambda x: jax.lax.ppermute(x, axis, to_next), tree)
 
+  def rotate_keys(step, sums, keys):
+    """The sums after `step(i, sums, keys) → sums` with the keys of every device, sent n - 1 times."""
+
+    def step_and_send(i, carry):
+      sums, keys = carry
+      sent = send_on(keys)  # before use, so that communication and computation overlap
+      return step(i, sums, keys), sent
+
+    return step(n - 1, *jax.lax.fori_loop(0, n - 1, step_and_send, (sums, keys)))
+
   def plan_of_step(visits, index, step):
     """The visit plan for the keys that have arrived after `step` steps."""
     return VisitPlan(*(jnp.asarray(x)[index, (index - step) % n] for x in visits))
@@ -232,17 +242,12 @@ def differentiable_attention(plan: RingPlan, axis: str | None) -> Callable:
   def forward(q, k, v, index, learned, inputs):
     all_inputs = _block_plan.merge_inputs(inputs, learned)
 
-    def step(i, carry):
-      sums, arrived = carry
+    def step(i, sums, arrived):
       k, v, data = arrived
-      # Sent before use, so that communication and computation overlap.
-      next_arrived = send_on(arrived)
       visits = plan_of_step(plan.key_visits, index, i)
-      sums = _blockwise.add_keys(grid, visits, sums, (q, k, v), with_key_data(all_inputs, data))
-      return sums, next_arrived
+      return _blockwise.add_keys(grid, visits, sums, (q, k, v), with_key_data(all_inputs, data))
 
-    carry = _blockwise.initial_sums(grid, q, v, all_inputs), (k, v, key_data(inputs))
-    sums, _ = jax.lax.fori_loop(0, n, step, carry)
+    sums = rotate_keys(step, _blockwise.initial_sums(grid, q, v, all_inputs), (k, v, key_data(inputs)))
     out, log_sum_exp = _blockwise.finalize(sums, all_inputs)
     return (out, log_sum_exp), (q, k, v, index, learned, inputs, out, log_sum_exp)
 
@@ -252,20 +257,18 @@ def differentiable_attention(plan: RingPlan, axis: str | None) -> Callable:
     delta = _blockwise.compute_delta(out, *cotangents)
     at_output = _blockwise.OutputGradients(log_sum_exp, delta, d_out)
 
-    def step(i, carry):
-      d_local, d_arrived, arrived = carry
-      k, v, data = arrived
-      next_arrived = send_on(arrived)
+    def step(i, sums, arrived):
+      (d_local, d_arrived), (k, v, data) = sums, arrived
       visits = plan_of_step(plan.query_visits, index, i)
       d_q, *d_keys, d_leaves = _blockwise.input_gradients(
         grid, visits, (q, k, v), with_key_data(all_inputs, data), at_output
       )
       d_local = jax.tree.map(jnp.add, d_local, (d_q, [d.astype(jnp.float32) for d in d_leaves]))
-      return d_local, send_on(jax.tree.map(jnp.add, d_arrived, tuple(d_keys))), next_arrived
+      return d_local, send_on(jax.tree.map(jnp.add, d_arrived, tuple(d_keys)))
 
     leaves, _ = _blockwise.split_float_leaves((all_inputs.score, all_inputs.bias))
     zeros = jax.tree.map(_blockwise.float32_zeros, ((q, leaves), (k, v)))
-    (d_q, d_leaves), d_keys, _ = jax.lax.fori_loop(0, n, step, (*zeros, (k, v, key_data(inputs))))
+    (d_q, d_leaves), d_keys = rotate_keys(step, zeros, (k, v, key_data(inputs)))
     d_qkv = (d.astype(x.dtype) for d, x in zip((d_q, *d_keys), (q, k, v)))
     return *d_qkv, None, _blockwise.learned_gradients(all_inputs, d_leaves, log_sum_exp, delta), None
 

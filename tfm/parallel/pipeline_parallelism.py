@@ -120,20 +120,20 @@ def stage_count() -> int:
 
 
 def run_pipeline(
-  layer: Callable[[PyTree, Array, PyTree, PyTree, Array, Array], tuple[Array, PyTree]],
+  layer: Callable[[PyTree, PyTree, PyTree, PyTree, Array, Array], tuple[PyTree, PyTree]],
   params: PyTree,
-  x: Array,
+  x: PyTree,
   data: tuple[PyTree, PyTree],
   plan: Schedule,
   policy: Callable | None = None,
-) -> tuple[Array, PyTree]:
+) -> tuple[PyTree, PyTree]:
   """Applies all layers to x.
 
   Args:
     layer: (its parameters, x, row_data, shared, layer index, microbatch index) → (x, auxiliary outputs), on
       one microbatch.
     params: of all layers, [L, …] each; S R divides L.
-    x: [B, …].
+    x: an array [B, …], or a tree of such.
     data: (row_data, shared): arrays [B, …] that belong to the rows of x, and arrays that are the same for
       all rows and layers.
     policy: the checkpoint policy of `layer`, if it has one.
@@ -150,7 +150,7 @@ def run_pipeline(
   shared = jax.tree.map(lambda value: replicate_over_stages(value, S), shared)
   # The first stage holds the microbatches that wait for their next round; the copies of other stages are
   # unused.
-  waiting = replicate_over_stages(split_into_microbatches(x, M), S)
+  waiting = jax.tree.map(lambda x: replicate_over_stages(split_into_microbatches(x, M), S), x)
 
   def stage(params, x, row_data, shared, s, t):
     r, m = jnp.clip((t - s) // M, 0, R - 1), (t - s) % M
@@ -168,24 +168,32 @@ def run_pipeline(
   all_stages = jax.vmap(stage, in_axes=(0, 0, 0, 0, 0, None), spmd_axis_name=AXIS)
   stage_indices = jnp.arange(S)
 
+  def of_first_stage(x, other):
+    """x in the first stage, the other one in the others."""
+    return jnp.where(stage_indices.reshape(S, *[1] * (x.ndim - 1)) == 0, x, other)
+
   def iteration(carry, t):
     arriving, waiting = carry
-    first = jax.lax.dynamic_index_in_dim(waiting, t % M, 1, keepdims=False)
-    x = shard_over_stages(jnp.where(stage_indices.reshape(S, *[1] * (first.ndim - 1)) == 0, first, arriving))
+    first = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, t % M, 1, keepdims=False), waiting)
+    x = jax.tree.map(lambda *pair: shard_over_stages(of_first_stage(*pair)), first, arriving)
     x, aux = all_stages(params, x, row_data, shared, stage_indices, t)
-    arriving = shard_over_stages(jnp.roll(x, 1, 0))
+    arriving = jax.tree.map(lambda x: shard_over_stages(jnp.roll(x, 1, 0)), x)
     # The output of the last stage waits at the first stage for its next round, or for the end.
     m = (t - (S - 1)) % M
-    unchanged = jax.lax.dynamic_index_in_dim(waiting, m, 1, keepdims=False)
-    returned = jnp.where(t < S - 1, unchanged, arriving)
-    return (arriving, shard_over_stages(jax.lax.dynamic_update_index_in_dim(waiting, returned, m, 1))), aux
+
+    def store(waiting, arriving):
+      unchanged = jax.lax.dynamic_index_in_dim(waiting, m, 1, keepdims=False)
+      returned = jnp.where(t < S - 1, unchanged, arriving)
+      return shard_over_stages(jax.lax.dynamic_update_index_in_dim(waiting, returned, m, 1))
+
+    return (arriving, jax.tree.map(store, waiting, arriving)), aux
 
   # Until its first microbatch arrives, a stage computes on the first rows: finite numbers, whose results are
   # unused.
-  (_, finished), aux = jax.lax.scan(iteration, (waiting[:, 0], waiting), jnp.arange(plan.iterations))
-  is_first_stage = stage_indices.reshape(S, *[1] * (finished.ndim - 1)) == 0
-  x = join_microbatches(
-    jnp.where(is_first_stage, finished, 0).sum(0, dtype=finished.dtype)
+  start = jax.tree.map(lambda x: x[:, 0], waiting), waiting
+  (_, finished), aux = jax.lax.scan(iteration, start, jnp.arange(plan.iterations))
+  x = jax.tree.map(
+    lambda x: join_microbatches(of_first_stage(x, 0).sum(0, dtype=x.dtype)), finished
   )  # [M, B/M, …]; a sum over stages, because the stage axis is sharded
 
   def by_layer(value):  # [iterations, S, K, …]

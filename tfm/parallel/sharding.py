@@ -10,6 +10,7 @@ from typing import Any
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 from flax import struct
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -118,7 +119,7 @@ def with_logical_axes(
   inputs = getattr(initializer, 'inputs', ()) if inputs is None else inputs
   gain = getattr(initializer, 'gain', None)
 
-  def init(key, shape, dtype):
+  def init(key, shape, dtype=jnp.float32):
     validate_axes(names, len(shape))
     value = initializer(key, shape, dtype)
     value = value if gain is None else gain(names, shape, inputs) * value
@@ -126,6 +127,18 @@ def with_logical_axes(
     return Parameter(value, names, initializer=str(initializer), inputs=from_end)
 
   return init
+
+
+def require_axes(params: PyTree) -> None:
+  """Raises ValueError for a parameter without logical axes, as a layer of plain Flax makes it, by name."""
+  for path, leaf in jax.tree_util.tree_leaves_with_path(params, is_leaf=lambda x: isinstance(x, Parameter)):
+    if not isinstance(leaf, Parameter):
+      name = '/'.join(str(key.key) for key in path if hasattr(key, 'key'))
+      raise ValueError(
+        f'the parameter {name} has no logical axes, which say how devices share it; use '
+        'tfm.layers.linear.Linear for a matrix, and for another parameter '
+        "tfm.parallel.sharding.with_logical_axes(initializer, axes), such as ('heads',)"
+      )
 
 
 def parse_rules(rules: Mapping[str, str]) -> Rules:

@@ -39,14 +39,14 @@ class Functions:
 
   Attributes:
     step: the compiled step; it may donate its state.
-    evaluate: parameters → metrics of the validation split.
+    evaluate: the state of a run → metrics of the validation split.
     save: for each tier of checkpoints, the most durable first, a function (run, its state, the iterator's
       state, validation loss or None) that saves a checkpoint.
     split: state → the state of each run; one, unless it is an ensemble.
   """
 
   step: Callable[[State, PyTree], tuple[State, dict[str, jax.Array]]]
-  evaluate: Callable[[PyTree], dict[str, float]]
+  evaluate: Callable[[State], dict[str, float]]
   save: Mapping[str, Callable[[int, State, dict, float | None], None]]
   split: Callable[[State], Sequence[State]] = lambda state: (state,)
 
@@ -96,7 +96,7 @@ def fit(
             if run in report.live:
               # After a stop signal there is little time: save only.
               with goodput.measure('evaluating'):
-                values = functions.evaluate(one.params) if evaluated and not stopping else {}
+                values = functions.evaluate(one) if evaluated and not stopping else {}
               if report.record_evaluation(i, run, values) and tier:
                 with goodput.measure('saving'):
                   functions.save[tier](run, one, fetched.state, values.get('loss'))

@@ -10,6 +10,7 @@ from flax import struct
 from jax.sharding import Mesh
 
 from tfm.layers.lora import Lora
+from tfm.objectives.protocol import Reference
 from tfm.parallel import sharding
 from tfm.shapes import Array, Int, PyTree, UInt32
 from tfm.training.loss_scale import LossScale
@@ -26,6 +27,7 @@ class State:
     key: randomness; step i uses fold_in(key, i), so nothing depends on call order.
     loss_scale: in float16, else None.
     spikes: statistics for skipping spikes, else None.
+    reference: the frozen model of the objective, else None; it is in no checkpoint.
   """
 
   step: Int[Array, '']
@@ -34,12 +36,18 @@ class State:
   key: UInt32[Array, '2']
   loss_scale: LossScale | None
   spikes: Spikes | None = None
+  reference: Reference | None = None
 
 
 def init_params(model: nn.Module, key: Array, batch: int, length: int, lora: Lora | None = None) -> PyTree:
   """The model's initial parameters, boxed, with LoRA adapters if `lora` is set; the model is traced on
-  `batch` rows of `length` tokens."""
+  `batch` rows of `length` tokens.
+
+  Raises:
+    ValueError: for a parameter without logical axes.
+  """
   params = model.init(key, *model.example(batch, length))['params']
+  sharding.require_axes(params)
   return lora.add_adapters(params, key) if lora else params
 
 

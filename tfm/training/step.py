@@ -1,5 +1,6 @@
 """The pure training step."""
 
+import functools
 from collections.abc import Callable, Mapping
 
 import flax.linen as nn
@@ -8,10 +9,10 @@ import jax.numpy as jnp
 import optax
 
 from tfm.layers.float32_gradients import reduction_dtype
-from tfm.objectives.protocol import Objective
+from tfm.objectives.protocol import Objective, Reference
 from tfm.parallel.compiler_options import Options
 from tfm.parallel.microbatches import split_into_microbatches
-from tfm.shapes import Array, PyTree
+from tfm.shapes import Array
 from tfm.training.gradient_transforms import MaskedTransformation, keep_leaves, path_name
 from tfm.training.loss_scale import all_finite
 from tfm.training.state import State
@@ -39,18 +40,18 @@ def train_step(
     skip_spikes: factor on the mean gradient norm above which a step is skipped, for a state with `spikes`.
   """
 
-  def summed(params, batch, key, scale):
+  def summed(params, batch, key, scale, reference):
     # No gradient is computed for frozen parameters.
     params = jax.tree_util.tree_map_with_path(
       lambda path, x: x if optimizer.is_trainable(path_name(path)) else jax.lax.stop_gradient(x), params
     )
-    total, sums = objective(model, params, batch, key)
+    total, sums = with_reference(objective, reference)(model, params, batch, key)
     return total * scale, sums
 
   def step(state, batch):
     key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step)
     scale = jnp.float32(1) if state.loss_scale is None else state.loss_scale.scale
-    gradient = jax.grad(summed, has_aux=True)
+    gradient = jax.grad(functools.partial(summed, reference=state.reference), has_aux=True)
     if accumulation == 1:
       grads, sums = gradient(state.params, batch, key, scale)
     else:
@@ -124,6 +125,15 @@ def jitted(step: Step, where: State, options: Options | None = None) -> Callable
   return jax.jit(step, donate_argnums=0, out_shardings=(where, None), compiler_options=options)
 
 
-def evaluation_step(model: nn.Module, objective: Objective) -> Callable[[PyTree, Batch], Metrics]:
-  """(params, batch) → sums over the batch's tokens, without dropout."""
-  return lambda params, batch: objective(model, params, batch, None)[1]
+def evaluation_step(model: nn.Module, objective: Objective) -> Callable[..., Metrics]:
+  """(params, batch, reference=None) → sums over the batch's tokens, without dropout."""
+
+  def step(params, batch, reference=None):
+    return with_reference(objective, reference)(model, params, batch, None)[1]
+
+  return step
+
+
+def with_reference(objective: Objective, reference: Reference | None) -> Callable:
+  """The objective, with the frozen model that it compares with, if it has one."""
+  return objective if reference is None else functools.partial(objective, reference=reference)

@@ -95,6 +95,7 @@ ACTIVATIONS = value_map(
   gelu_fast='gelu_tanh',
   gelu='gelu',
   relu='relu',
+  relu2='relu_squared',
   silu='silu',
   swish='silu',
   quick_gelu='quick_gelu',

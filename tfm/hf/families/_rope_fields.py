@@ -151,6 +151,11 @@ def _read_scaling(kind: str, parameters: dict[str, Any], longest: int, original:
 
 
 def _write_scaling(call: Call) -> dict[str, Any]:
+  if call.name not in SCALINGS:
+    raise ValueError(
+      f'config.{PATH}: the scaling {call.name!r} is not supported by the family; use one of '
+      f'{", ".join(SCALINGS)}'
+    )
   hf_names = {argument: name for name, argument in SCALINGS[call.name].items()}
   kwargs = dict(zip(hf_names, call.args)) | dict(call.kwargs)
   return {'rope_type': call.name, 'type': call.name} | {
