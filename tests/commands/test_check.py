@@ -1,5 +1,6 @@
 """`tfm check`: the suite on one file, inside and outside the package; what fails is named."""
 
+import os
 import subprocess
 import sys
 
@@ -37,9 +38,12 @@ def write_mask(folder, condition):
 
 
 def run_check(*words):
-  """Exit status and output of the command in a new process."""
+  """Exit status and output of the command in a new process, without the options of this run of pytest."""
   process = subprocess.run(
-    [sys.executable, '-m', 'tfm', 'check', *map(str, words)], capture_output=True, text=True
+    [sys.executable, '-m', 'tfm', 'check', *map(str, words)],
+    capture_output=True,
+    text=True,
+    env={name: value for name, value in os.environ.items() if name != 'PYTEST_ADDOPTS'},
   )
   return process.returncode, process.stdout + process.stderr
 
