@@ -34,25 +34,32 @@ def require_cached_equals_full(tiny, name, pieces=(5,) + (1,) * 7):
 
 
 def require_joined_rows_read_as_alone(tiny, name):
-  """A row that joins another reads on as alone, as does the other one; both are moved to other slots on the
-  way (`tfm serve`).
+  """A row that takes the place of another among others reads on as alone, as do they; all are moved to other
+  slots on the way (`tfm serve`). Shapes are those of `require_cached_equals_full`, compiled once for both.
   """
-  stack, (first, second, slots) = tiny.model.stack(), (2, 4, 12)
-  positions, ones = np.broadcast_to(np.arange(slots), (2, slots)), np.ones((2, slots), np.int32)
-  rows = TOKENS[:2], positions, ones
-  full, _ = tiny(*rows, prefix=ones)
-  _, caches = tiny(*(x[:, :first] for x in rows), stack.init_caches(2, slots), ones[:, :first])
-  _, new = tiny(*(x[1:, :second] for x in rows), stack.init_caches(1, slots), ones[1:, :second])
-  caches = stack.insert_caches(stack.shift_caches(caches, second - first), new, 1)
-  joined, read = ([], []), np.array([first, second])
-  while (read < slots).any():
-    if read[1] == slots and len(joined[1]) == len(joined[0]):  # all slots are filled, and the second row ends
-      caches = stack.shift_caches(caches, read[0] - slots)
-    at = np.minimum(read, slots - 1)[:, None]
-    tokens, segments = np.take_along_axis(TOKENS[:2], at, 1), (read < slots).astype(np.int32)[:, None]
-    logits, caches = tiny(tokens, at, segments, caches, ones[:, :1])
-    for i in np.flatnonzero(read < slots):
-      joined[i].append(logits[i, 0])
-    read = np.minimum(read + 1, slots)
-  for i, (of_row, start) in enumerate(zip(joined, (first, second))):
-    require_same_logits(np.array(of_row), full[i, start:], name, f'read in row {i} beside another')
+  stack, slots, start, join, joined, prompt = tiny.model.stack(), LENGTH + SLACK, 5, 9, 1, 4
+  positions, ones = np.broadcast_to(np.arange(LENGTH), TOKENS.shape), np.ones(TOKENS.shape, np.int32)
+  columns = TOKENS, positions, ones
+  full, _ = tiny(*columns, prefix=ones)
+
+  def read_prompts(rows, length):
+    return tiny(*(x[rows, :length] for x in columns), stack.init_caches(rows.stop - rows.start, slots), 1)[1]
+
+  caches, filled, logits = read_prompts(slice(0, 3), start), start, [[], [], []]
+  read = np.full(3, start)
+  while (read < LENGTH).any():
+    if filled == join:
+      new = read_prompts(slice(joined, joined + 1), prompt)
+      caches = stack.insert_caches(caches, stack.shift_caches(new, filled - prompt), joined)
+      read[joined], logits[joined] = prompt, []
+    if filled == slots:  # the others have ended, and the slots before those of the joined row are free
+      caches, filled = stack.shift_caches(caches, read[joined] - filled), read[joined]
+    at, goes_on = np.minimum(read, LENGTH - 1)[:, None], read < LENGTH
+    tokens = np.take_along_axis(TOKENS, at, 1)
+    of_rows, caches = tiny(tokens, at, goes_on[:, None].astype(np.int32), caches, 1)
+    for i in np.flatnonzero(goes_on):
+      logits[i].append(of_rows[i, 0])
+    read, filled = read + goes_on, filled + 1
+  for i, of_row in enumerate(logits):
+    require_same_logits(np.array(of_row), full[i, -len(of_row) :], name, f'read in row {i} beside others')
+  assert len(logits[joined]) == LENGTH - prompt
