@@ -1,6 +1,7 @@
 """Outcomes that are yes or no, such as a solved task: shares with exact intervals, and their tests."""
 
 import dataclasses
+import functools
 import gc
 from collections.abc import Mapping, Sequence
 
@@ -38,6 +39,7 @@ def compare_shares(shares: Mapping[str, Share], bases: Mapping[str, str]) -> dic
   return {arm: p for (arm, _), p in zip(pairs, ps)}
 
 
+@functools.cache  # a report asks for the same pair in several tables
 def boschloo_p(a: Share, b: Share) -> float:
   """Two-sided p of equal shares: an unconditional exact test by Fisher's p as statistic (Boschloo 1970)."""
   return float(stats.boschloo_exact([[a.k, b.k], [a.n - a.k, b.n - b.k]]).pvalue)
@@ -48,6 +50,8 @@ def seeds_to_decide(a: Share, b: Share, comparisons: int, most: int) -> int | No
 
   As Holm's correction of the smallest p: comparisons · p ≤ ALPHA.
   """
+  if a.value == b.value:
+    return None
   for n in range(max(a.n, b.n) + 1, most + 1):
     if comparisons * boschloo_p(Share(round(a.value * n), n), Share(round(b.value * n), n)) <= ALPHA:
       return n
