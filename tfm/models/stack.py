@@ -110,7 +110,7 @@ class Stack(nn.Module):
           in_axes=(nn.broadcast, nn.broadcast, 0),
           length=repeats,
           metadata_params={nn.PARTITION_NAME: 'layers'},
-          check_constancy_invariants=False,  # nothing is broadcast out, and checking traces the blocks once more
+          check_constancy_invariants=False,  # nothing is broadcast out; to check traces once more
         )
       x, after[name] = group(blocks, name=name)(x, memory, context, None if caches is None else caches[name])
     return x, None if caches is None else after

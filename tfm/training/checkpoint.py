@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers as policies
 
@@ -41,6 +42,9 @@ for name in ('absl', 'asyncio'):
 
 # The parts of a checkpoint that are trees of arrays.
 TREES = 'params', 'rest'
+# Replicas share the writing of an array if each has so many bytes to write: to cut arrays of one shape, a
+# program is compiled.
+MIN_SLICE_BYTES = 2**20
 
 
 class DamagedCheckpoint(ValueError):
@@ -56,14 +60,13 @@ class Checkpoints:
   is renamed to its final name, and files are verified against them when they are read.
   """
 
-  # Arguments of Orbax that write a tree of arrays, and that read it into a target.
-  save_args, restore_args = ocp.args.StandardSave, ocp.args.StandardRestore
   # Whether directories are created in the background, too; process 0 then signals the other processes.
   creates_directories_async = True
 
   def __init__(self, workdir: pathlib.Path, keep: int | None = None):
     """Opens the checkpoints of `workdir`; `keep=None` opens them read-only."""
-    trees = {part: digest_own_files(ocp.StandardCheckpointHandler()) for part in TREES}
+    slices = ocp.type_handlers.ArrayHandler(min_slice_bytes_for_replica_parallel=MIN_SLICE_BYTES)
+    trees = {part: digest_own_files(tree_handler(slices)) for part in TREES}
     self._open(
       pathlib.Path(workdir).absolute() / 'checkpoints', keep, trees | dict(run=ocp.JsonCheckpointHandler())
     )
@@ -113,8 +116,8 @@ class Checkpoints:
         metrics=None if loss is None else {'loss': loss},
         force=True,
         args=ocp.args.Composite(
-          params=self.save_args(state.params),
-          rest=self.save_args(state_without_params(state)),
+          params=ocp.args.PyTreeSave(state.params),
+          rest=ocp.args.PyTreeSave(state_without_params(state)),
           run=ocp.args.JsonSave(run | dict(step=self._saving)),
         ),
       )
@@ -124,7 +127,7 @@ class Checkpoints:
     self._saving = 0
     with self._writing():
       self.manager.save(
-        0, force=True, args=ocp.args.Composite(params=self.save_args(params), run=ocp.args.JsonSave(run))
+        0, force=True, args=ocp.args.Composite(params=ocp.args.PyTreeSave(params), run=ocp.args.JsonSave(run))
       )
 
   def find_step(self, which: str) -> int:
@@ -173,7 +176,7 @@ class Checkpoints:
   def restore_params(self, step: int, target: PyTree) -> PyTree:
     """The parameters, with the shapes, dtypes and shardings of `target`."""
     self.require_intact(step, 'params')
-    return self.manager.restore(step, args=ocp.args.Composite(params=self.restore_args(target)))['params']
+    return self.manager.restore(step, args=ocp.args.Composite(params=restore_args(target)))['params']
 
   def restore_averaged_params(self, step: int, count: int, target: PyTree) -> PyTree:
     """The mean of the parameters of the last `count` checkpoints up to `step` (Vaswani et al. 2017, §6.1).
@@ -199,7 +202,7 @@ class Checkpoints:
     restored = self.manager.restore(
       step,
       args=ocp.args.Composite(
-        params=self.restore_args(target.params), rest=self.restore_args(state_without_params(target))
+        params=restore_args(target.params), rest=restore_args(state_without_params(target))
       ),
     )
     leaves = jax.tree.leaves(restored['rest'])
@@ -294,7 +297,20 @@ class Checkpoints:
     return writing(self.directory, RESUMES)
 
 
-def digest_own_files(handler: ocp.StandardCheckpointHandler) -> ocp.StandardCheckpointHandler:
+def tree_handler(arrays: ocp.type_handlers.ArrayHandler, **options) -> ocp.PyTreeCheckpointHandler:
+  """What writes and reads a tree of arrays of JAX, as `arrays` does it, or of NumPy."""
+  registry = ocp.type_handlers.create_type_handler_registry(
+    (jax.Array, arrays), (np.ndarray, ocp.type_handlers.NumpyHandler())
+  )
+  return ocp.PyTreeCheckpointHandler(type_handler_registry=registry, **options)
+
+
+def restore_args(target: PyTree) -> ocp.args.PyTreeRestore:
+  """Reads a tree into the shapes, dtypes and shardings of another."""
+  return ocp.args.PyTreeRestore(item=target, restore_args=ocp.checkpoint_utils.construct_restore_args(target))
+
+
+def digest_own_files(handler: ocp.PyTreeCheckpointHandler) -> ocp.PyTreeCheckpointHandler:
   """The handler, with which each process digests what it has written before the checkpoint is committed.
 
   Otherwise one host would have to read all of it, while the others wait.

@@ -18,9 +18,8 @@ from ml_collections import ConfigDict
 
 from tfm.errors import read_json_object
 from tfm.parallel import processes
-from tfm.shapes import PyTree
 from tfm.training.atomic_files import write_atomically
-from tfm.training.checkpoint import Checkpoints, gather_first_message, state_without_params
+from tfm.training.checkpoint import Checkpoints, gather_first_message, state_without_params, tree_handler
 from tfm.training.progress_line import print_status
 from tfm.training.state import State
 
@@ -40,30 +39,16 @@ class LocalCheckpoints(Checkpoints):
     workdir: of the run. A new run there does not find the local checkpoints of an old one.
   """
 
-  save_args = ocp.args.PyTreeSave
   # Each process has its own directories, so a signal from process 0 would not mean that those of this process
   # exist.
   creates_directories_async = False
-
-  @staticmethod
-  def restore_args(target: PyTree) -> ocp.args.PyTreeRestore:
-    return ocp.args.PyTreeRestore(
-      item=target, restore_args=ocp.checkpoint_utils.construct_restore_args(target)
-    )
 
   def __init__(self, folder: str, workdir: pathlib.Path):
     alone = ocp.options.MultiprocessingOptions(
       primary_host=None, active_processes=set(range(jax.process_count())), barrier_sync_key_prefix='near'
     )
-    registry = ocp.type_handlers.create_type_handler_registry(
-      (
-        jax.Array,
-        ocp.type_handlers.ArrayHandler(primary_host=None, replica_id=None, use_replica_parallel=False),
-      )
-    )
-    tree = functools.partial(
-      ocp.PyTreeCheckpointHandler, multiprocessing_options=alone, type_handler_registry=registry
-    )
+    whole = ocp.type_handlers.ArrayHandler(primary_host=None, replica_id=None, use_replica_parallel=False)
+    tree = functools.partial(tree_handler, whole, multiprocessing_options=alone)
     directory = pathlib.Path(folder).absolute() / run_folder_name(workdir) / f'process_{jax.process_index()}'
     try:
       directory.mkdir(parents=True, exist_ok=True)
