@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import re
 
 import jax
 import numpy as np
@@ -63,6 +64,12 @@ def test_a_terminal_gets_a_bar(shown):
   below = shown[len(shown) - shown[::-1].index(bars[-1])]
   assert all(word in below for word in ('loss ', 'validation ', '(step 4)', 'k tokens/s', 'GiB'))
   assert any(line.startswith('step 4  validation: ') for line in shown)
+
+
+def test_the_hash_of_the_data_is_shown_once_with_their_sizes(folder, shown):
+  assert ' '.join(shown).count('content hash') == 1
+  log = (folder / 'run' / 'log.txt').read_text()
+  assert re.search(r'content hash [0-9a-f]{32}: train \d+ documents, [\d,]+ bytes; validation', log)
 
 
 def test_the_chosen_kernel_is_one_short_line_and_the_reasons_are_in_the_log(folder, shown):

@@ -8,7 +8,6 @@ import dataclasses
 import functools
 import hashlib
 import itertools
-import logging
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
@@ -19,8 +18,6 @@ from tfm.data.tokenizers.protocol import PreparedTokenizer
 
 HASH_SAMPLE = 500  # the number of documents of an infinite split that are hashed
 TOKENIZER_SAMPLE = 20_000  # the number of documents of an infinite split that a tokenizer is trained on
-
-_log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,9 +44,11 @@ class Corpus:
 
   def __str__(self):
     """A description for the log."""
-    sizes = ', '.join(
-      f'{split} {self.bytes[split]:,} bytes' if split in self.bytes else f'{split} infinite'
-      for split in self.splits
+    sizes = '; '.join(
+      f'{split} {count:,} documents, {self.bytes[split]:,} bytes'
+      if split in self.bytes
+      else f'{split} infinite'
+      for split, count in self.documents.items()
     )
     return f'{self.name}, content hash {self.hash}: {sizes}'
 
@@ -140,10 +139,6 @@ class RawDocuments:
     for split in self.splits:
       if not survey.documents[split]:
         raise ValueError(f'{self.name} has no documents in its {split!r} split')
-    sizes = (
-      f'{split} {survey.documents[split]} documents {survey.bytes[split]} bytes' for split in self.splits
-    )
-    _log_corpus(self.name, survey.hash, ', '.join(sizes))
     return rule, survey
 
 
@@ -224,9 +219,3 @@ class _GeneratedColumn(Sequence):
     if not 0 <= index < self._size:
       raise IndexError(index)
     return self._generate(index)[self._place]
-
-
-@functools.cache
-def _log_corpus(name: str, content_hash: str, sizes: str) -> None:
-  """Logs once, however often the corpus is opened."""
-  _log.info('%s: content hash %s; %s', name, content_hash, sizes)
