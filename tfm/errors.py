@@ -118,6 +118,15 @@ def require(condition: bool, sentence: str) -> None:
     raise ValueError(sentence)
 
 
+@contextlib.contextmanager
+def prefixing(prefix: str) -> Iterator[None]:
+  """Puts a prefix, such as the field or the flag at fault, before the message of a ValueError."""
+  try:
+    yield
+  except ValueError as error:
+    raise ValueError(f'{prefix}{error}') from error
+
+
 def abridge(message: str) -> str:
   """A message as it is printed: long words and long messages are cut in their middle."""
 

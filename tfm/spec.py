@@ -178,11 +178,11 @@ def variant_names(package: ModuleType) -> tuple[str, ...]:
   """Lists the variants of a slot: its files' names, except `protocol` and names that begin with `_`; those of
   folders outside the package too (`tfm.variant_folders`).
   """
-  return tuple(sorted(_variant_files(package)))
+  return tuple(sorted(variant_files(package)))
 
 
-def _variant_files(package: ModuleType) -> dict[str, str]:
-  """Name → file of the variants of a slot."""
+def variant_files(package: ModuleType) -> dict[str, str]:
+  """Name → file of the variants of a slot; imports none of them."""
   return {
     module.name: f'{module.module_finder.path}/{module.name}.py'
     for module in pkgutil.iter_modules(variant_folders.extend_path(package))
@@ -221,7 +221,7 @@ def require_variants(text: str, package: ModuleType) -> None:
 
 
 def _find_file(name: str, package: ModuleType, text: str | None) -> str:
-  files = _variant_files(package)
+  files = variant_files(package)
   if name not in files:
     remedy = suggest(name, sorted(files))
     if not remedy.endswith('?') and not variant_folders.folders():  # no typo

@@ -5,7 +5,7 @@ import importlib
 import pytest
 
 from tfm.config.assemble import Experiment
-from tfm.config.names import FromSlot, FromTable, OneOf, table_names
+from tfm.config.names import FromSlot, FromSources, FromTable, OneOf, table_names
 from tfm.config.overlay import complete
 from tfm.config.resolve import resolve_config
 from tfm.config.schema import TABLES as NAMED_SECTIONS
@@ -25,7 +25,9 @@ def test_names_of_a_table_are_those_of_the_imported_one(table):
 
 
 def test_slots_of_fields_are_the_slots_that_have_variants():
-  slots = {field.slot.replace('.', '/') for field in FIELDS.values() if isinstance(field, FromSlot)}
+  slots = {
+    field.slot.replace('.', '/') for field in FIELDS.values() if isinstance(field, (FromSlot, FromSources))
+  }
   assert slots == {*slot_folders()} - {'studies/measures', 'hf/families', 'exports'}
 
 
@@ -36,6 +38,7 @@ def test_slots_of_fields_are_the_slots_that_have_variants():
     (dict(model=dict(mask='causal & ~windw(2)')), "names 'windw', which masks.*did you mean 'window'"),
     (dict(model=dict(pattern=('a',), blocks=dict(a=dict(mixer='sofmax')))), "blocks.a.mixer='sofmax' names"),
     (dict(data=dict(sources=dict(a='txt("x")'))), "data.sources.a='txt.*did you mean 'text'"),
+    (dict(data=dict(source='plays/a.txt')), r"source='plays/a.txt' is a path, not a source; use text\("),
     (dict(training=dict(sinks=('wandb', 'tensorbord'))), "sinks='tensorbord' .*did you mean 'tensorboard'"),
     (dict(optimizer=dict(schedule='cosin')), "schedule='cosin' names 'cosin'.*did you mean 'cosine'"),
     (dict(training=dict(save_every='5')), r"save_every='5' has no name; use steps\(5\)"),

@@ -3,13 +3,13 @@
 import re
 from collections.abc import Callable
 
+from tfm.errors import prefixing
+
 
 def build_field(field: str, build: Callable, *args, **kwargs):
   """Calls `build`; a ValueError gets `config.field=` put before its message."""
-  try:
+  with prefixing(f'config.{field}='):
     return build(*args, **kwargs)
-  except ValueError as error:
-    raise ValueError(f'config.{field}={error}') from error
 
 
 def compile_pattern(field: str, pattern: str) -> re.Pattern:

@@ -7,10 +7,11 @@ refused at once, before JAX is imported.
 import ast
 import functools
 import importlib
-import os
+from types import ModuleType
 from typing import Any, NamedTuple
 
 from tfm import spec
+from tfm.data.source_paths import require_source
 from tfm.errors import require, suggest
 from tfm.variant_folders import PACKAGE
 
@@ -21,19 +22,34 @@ class FromSlot(NamedTuple):
   Attributes:
     slot: the slot's package, below `tfm`.
     type: of the values.
-    reads_paths: whether a path alone is refused later, with the specs that read it.
   """
 
   default: Any
   slot: str
   type: Any = str
-  reads_paths: bool = False
+
+  def list_names(self) -> tuple[str, ...]:
+    """The variants of the slot."""
+    return spec.variant_names(self._package())
 
   def validate(self, text: str) -> None:
     """Raises ValueError for a name that the slot does not have."""
-    is_path = os.path.exists(text) or '(' not in text and not text.isidentifier()
-    if not (self.reads_paths and is_path):
-      spec.require_variants(text, importlib.import_module(f'tfm.{self.slot}'))
+    spec.require_variants(text, self._package())
+
+  def _package(self) -> ModuleType:
+    return importlib.import_module(f'tfm.{self.slot}')
+
+
+class FromSources(NamedTuple):
+  """`FromSlot` of data.sources: a path alone is refused with the specs that read it."""
+
+  default: str
+  slot: str = 'data.sources'
+  type: Any = str
+
+  def validate(self, text: str) -> None:
+    """Raises ValueError for a name that no source has, and for a path."""
+    require_source(text)
 
 
 class FromTable(NamedTuple):
@@ -43,9 +59,13 @@ class FromTable(NamedTuple):
   table: str
   type: Any = str
 
+  def list_names(self) -> tuple[str, ...]:
+    """The entries of the table."""
+    return table_names(self.table)
+
   def validate(self, text: str) -> None:
     """Raises ValueError for a name that the table does not have."""
-    spec.require_entry(text, table_names(self.table))
+    spec.require_entry(text, self.list_names())
 
 
 class OneOf(NamedTuple):
@@ -55,10 +75,13 @@ class OneOf(NamedTuple):
   names: str | tuple[str, ...]
   type: Any = str
 
+  def list_names(self) -> tuple[str, ...]:
+    """The values."""
+    return table_names(self.names) if isinstance(self.names, str) else self.names
+
   def validate(self, text: str) -> None:
     """Raises ValueError for another value."""
-    names = table_names(self.names) if isinstance(self.names, str) else self.names
-    require(text in names, f'{text!r} is unknown; {suggest(text, names)}')
+    require(text in self.list_names(), f'{text!r} is unknown; {suggest(text, self.list_names())}')
 
 
 @functools.cache
@@ -77,3 +100,7 @@ def table_names(table: str) -> tuple[str, ...]:
   if isinstance(value, ast.DictComp):  # {f.__name__: f for f in (noam, cosine)}
     return tuple(function.id for function in value.generators[0].iter.elts)
   return tuple(ast.literal_eval(key) for key in getattr(value, 'keys', None) or value.elts)
+
+
+# The split of a command's flag; `test/web` is that of one source of a mixture.
+SPLIT = OneOf('validation', 'data.documents:SPLITS')

@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
 from tfm.config.field_errors import build_field
-from tfm.config.names import FromSlot, FromTable, OneOf
+from tfm.config.names import FromSlot, FromSources, FromTable, OneOf
 from tfm.errors import require
 from tfm.spec import (
   NonNegativeFloat,
@@ -51,7 +51,7 @@ BLOCK_FIELDS = (
 CROSS_FIELDS = ('heads', 'kv_heads', 'head_width', 'mixer', 'position', 'mask', 'score', 'kernel', 'bias')
 
 # Sections whose fields are named by a config, and each of their fields.
-TABLES = {'data.sources': FromSlot('', 'data.sources', reads_paths=True)}
+TABLES = {'data.sources': FromSources('')}
 
 # Sections in which None means "as the model's".
 INHERITING = ('model.blocks.', 'model.encoder.', 'model.cross.')
@@ -64,7 +64,7 @@ class Ranged(NamedTuple):
   type: Any
 
 
-FIELDS = Ranged, FromSlot, FromTable, OneOf  # fields whose values are checked
+FIELDS = Ranged, FromSlot, FromSources, FromTable, OneOf  # fields whose values are checked
 
 
 def default_config() -> ConfigDict:
@@ -126,7 +126,7 @@ def _fields() -> dict[str, Any]:
     init_from='',  # the --workdir of a trained or imported run whose parameters training starts from
     data=dict(
       # tfm/data/sources: stdlib, text('*.txt'), arrow('folder'), tfds('name'), digits, …
-      source=FromSlot('stdlib', 'data.sources', reads_paths=True),
+      source=FromSources('stdlib'),
       sources=dict(),  # name → source, '' for none; for the mixtures of config.data.source, mix(name=0.7, …)
       # tfm/data/tokenizers: bytes, char, words, sentencepiece(8000)
       tokenizer=FromSlot('bytes', 'data.tokenizers'),

@@ -1,15 +1,19 @@
 """Which of the user's files belong to which split."""
 
 import dataclasses
+import functools
 import glob
 import os
 import pathlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from tfm.data import files, splitting
-from tfm.data.documents import SPLITS
+from tfm.data.corpus import RawDocuments
+from tfm.data.documents import SPLITS, Document
 
+
+ReadFile = Callable[[pathlib.Path], Iterable[tuple[str, ...]]]  # the fields of each document of a file
 
 PLACEHOLDER = '{split}'  # in a path: the name of a split
 # How files usually name the training, the validation and the test split; only suggested, never assumed.
@@ -37,6 +41,20 @@ class SplitFiles:
     for split, paths in self.paths.items():
       for path in paths:
         yield split if split in fixed else None, path
+
+  def documents(self, source: str, fields: Sequence[str], read: ReadFile) -> RawDocuments:
+    """Returns what reads the documents, each file on its own.
+
+    Args:
+      source: its spec, for messages; fields: the names of a document's fields.
+      read: yields the fields of each document of a file.
+    """
+    readers = [functools.partial(_read_documents, read, split, path) for split, path in self]
+    return RawDocuments(source, readers, self.fixed, fields)
+
+
+def _read_documents(read: ReadFile, split: str | None, path: pathlib.Path) -> Iterator[Document]:
+  return ((split, *values) for values in read(path))
 
 
 def find_split_files(spec: str, pattern: str, names: Sequence[str]) -> SplitFiles:

@@ -12,9 +12,6 @@ from tfm.data.sources import protocol
 from tfm.spec import Size
 
 
-SUFFIXES = '.png', '.jpg', '.jpeg'
-
-
 @dataclasses.dataclass(frozen=True)
 class Folder(protocol.StoredSource):
   """PATH/CLASS/….png or .jpg; or PATH/train/CLASS/…, PATH/validation/CLASS/… and PATH/test/CLASS/…
@@ -28,7 +25,7 @@ class Folder(protocol.StoredSource):
   """
 
   fields = ('image', 'label')
-  folder_suffixes = SUFFIXES
+  folder_suffixes = '.png', '.jpg', '.jpeg'
 
   path: str
   size: Size
@@ -49,7 +46,7 @@ class Folder(protocol.StoredSource):
     if 'train' not in splits:
       raise ValueError(f'{root} has the folders {folders}; it needs one for each class, or one named train')
     files = {
-      split: sorted(path for path in folder.glob('*/**/*') if path.suffix.lower() in SUFFIXES)
+      split: sorted(path for path in folder.glob('*/**/*') if path.suffix.lower() in self.folder_suffixes)
       for split, folder in splits.items()
     }
     for split, paths in files.items():

@@ -1,11 +1,12 @@
 """The user's texts, each with its class."""
 
 import dataclasses
+import pathlib
 from collections.abc import Iterator
 
 from tfm.data import files, split_files
 from tfm.data.corpus import RawDocuments
-from tfm.data.documents import SPLITS, Document
+from tfm.data.documents import SPLITS
 from tfm.data.sources import protocol
 
 
@@ -29,15 +30,15 @@ class Labelled(protocol.StoredSource):
 
   def raw_documents(self) -> RawDocuments:
     found = split_files.find_split_files(self.spec, self.pattern, self.splits)
+    return found.documents(self.spec, self.fields, _read_labelled_texts)
 
-    def read() -> Iterator[Document]:
-      for split, path in found:
-        for number, line in enumerate(files.read_lines(path), start=1):
-          label, tab, text = line.partition('\t')
-          if not line.strip():
-            continue
-          if not tab or not label.strip():
-            raise ValueError(f'{path}:{number} is not `label TAB text`; it begins {line[:40]!r}')
-          yield split, text, label.strip()
 
-    return RawDocuments(self.spec, [read], found.fixed, self.fields)
+def _read_labelled_texts(path: pathlib.Path) -> Iterator[tuple[str, str]]:
+  """Yields (text, label) of each line of a file."""
+  for number, line in enumerate(files.read_lines(path), start=1):
+    label, tab, text = line.partition('\t')
+    if not line.strip():
+      continue
+    if not tab or not label.strip():
+      raise ValueError(f'{path}:{number} is not `label TAB text`; it begins {line[:40]!r}')
+    yield text, label.strip()

@@ -1,11 +1,11 @@
 """The user's prompts, each with a continuation that is preferred to another one."""
 
 import dataclasses
-from collections.abc import Iterator
+import functools
 
 from tfm.data import json_lines, split_files
 from tfm.data.corpus import RawDocuments
-from tfm.data.documents import SPLITS, Document
+from tfm.data.documents import SPLITS
 from tfm.data.sources import protocol
 
 
@@ -26,10 +26,5 @@ class Preferences(protocol.StoredSource):
 
   def raw_documents(self) -> RawDocuments:
     found = split_files.find_split_files(self.spec, self.pattern, self.splits)
-
-    def read() -> Iterator[Document]:
-      for split, path in found:
-        for texts in json_lines.read_fields(path, self.fields, 'rename its keys'):
-          yield split, *texts
-
-    return RawDocuments(self.spec, [read], found.fixed, self.fields)
+    read = functools.partial(json_lines.read_fields, fields=self.fields, remedy='rename its keys')
+    return found.documents(self.spec, self.fields, read)

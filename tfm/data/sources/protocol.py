@@ -3,9 +3,6 @@
 import abc
 import dataclasses
 import functools
-import inspect
-import json
-import os
 import pathlib
 from collections.abc import Callable, Mapping
 from typing import ClassVar
@@ -13,6 +10,7 @@ from typing import ClassVar
 from tfm import spec
 from tfm.data import sources
 from tfm.data.corpus import Corpus, RawDocuments, prepare_corpus
+from tfm.data.source_paths import require_source
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,9 +23,10 @@ class Source(abc.ABC):
       the 'labels' of its words, separated by spaces, or with its 'answers', as ranges `first:last` of its
       bytes; or an 'image' and its 'label'.
     image_shape: H, W, C of every image; () for texts.
-    suffixes: of the files that its path or pattern may name; a path alone, which is no spec, is refused with
-      the specs of the sources that read it.
-    folder_suffixes: of the files in a folder that its path may name.
+    suffixes: of the files that its path or pattern may name, literally, because they are read without
+      importing the class; a path alone, which is no spec, is refused with the specs of the sources that read
+      it.
+    folder_suffixes: likewise, of the files in a folder that its path may name.
     is_infinite: whether there are infinitely many training documents.
     parts: the sources that it mixes, by name.
   """
@@ -97,40 +96,5 @@ def build_source(text: str, named: Mapping[str, Source] | None = None) -> Source
   Raises:
     SpecError: as `tfm.spec.build`; for the path of files, the message has the specs that read them.
   """
-  try:
-    return spec.build(text, sources, Source, sources=named or {})
-  except spec.SpecError as error:
-    specs = specs_of_path(text)
-    if not specs:
-      raise
-    raise spec.SpecError(f'{text!r} is a path, not a source; use {" or ".join(specs)}') from error
-
-
-def specs_of_path(path: str) -> list[str]:
-  """Lists the specs of the sources that read a file, a pattern of files, or the files in a folder; `…` stands
-  for what the path does not say.
-  """
-  folder = os.path.expanduser(path)
-  is_folder = os.path.isdir(folder)
-  names, endings = [path], {}  # suffix → the same with that of a compression
-  if is_folder:
-    names = [file.name for depth in ('*', '*/*') for file in pathlib.Path(folder).glob(depth)]
-  for name in names:
-    plain = name.removesuffix('.gz').removesuffix('.zst')
-    suffix = pathlib.PurePath(plain).suffix
-    endings[suffix] = suffix + name[len(plain) :]
-  specs = []
-  for variant in spec.variant_names(sources):
-    try:
-      kind = spec.find_variant(variant, sources, Source)
-    except ValueError:  # it needs a package that is not installed
-      continue
-    patterns = [endings[suffix] for suffix in kind.suffixes if suffix in endings]
-    patterns = [f'{path.rstrip("/")}/**/*{ending}' if is_folder else path for ending in patterns]
-    if is_folder and endings.keys() & {*kind.folder_suffixes}:
-      patterns = [path]
-    for pattern in patterns:
-      parameters = inspect.signature(kind).parameters.values()
-      more = [f'{field.name}=…' for field in parameters if field.default is field.empty][1:]
-      specs.append(f'{variant}({", ".join([json.dumps(pattern, ensure_ascii=False), *more])})')
-  return specs
+  require_source(text)
+  return spec.build(text, sources, Source, sources=named or {})

@@ -7,13 +7,9 @@ from collections.abc import Iterator
 
 from tfm.data import files, split_files
 from tfm.data.corpus import RawDocuments
-from tfm.data.documents import SPLITS, Document
+from tfm.data.documents import SPLITS
 from tfm.data.sources import protocol
 from tfm.spec import NonNegativeInt
-
-
-# Suffix of a file → delimiter of its columns.
-DELIMITERS = {'.csv': ',', '.tsv': '\t', '.tab': '\t'}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +30,7 @@ class Table(protocol.StoredSource):
   """
 
   fields = ('text', 'label')
-  suffixes = (*DELIMITERS,)
+  suffixes = '.csv', '.tsv', '.tab'
 
   pattern: str
   text: str
@@ -46,24 +42,18 @@ class Table(protocol.StoredSource):
     if self.skip < 0:
       raise ValueError(f'{self.spec}: skip={self.skip} must be 0 or more lines')
     found = split_files.find_split_files(self.spec, self.pattern, self.splits)
-
-    def read() -> Iterator[Document]:
-      for split, path in found:
-        for text, label in self.rows(path):
-          yield split, text, label
-
-    return RawDocuments(self.spec, [read], found.fixed, self.fields)
+    return found.documents(self.spec, self.fields, self.rows)
 
   def rows(self, path: pathlib.Path) -> Iterator[tuple[str, str]]:
     """Yields (text, label) of each row of a file."""
-    ends = [end for end in path.suffixes if end in DELIMITERS]
+    ends = [end for end in path.suffixes if end in self.suffixes]
     if not ends:
       raise ValueError(
-        f'{self.spec} reads {", ".join(DELIMITERS)} files, and {path} has none of these suffixes; rename it'
+        f'{self.spec} reads {", ".join(self.suffixes)} files, and {path} has none of these suffixes; '
+        'rename it'
       )
-    rows = csv.reader(
-      (f'{line}\n' for line in files.read_lines(path)), delimiter=DELIMITERS[ends[-1]], strict=True
-    )
+    delimiter = ',' if ends[-1] == '.csv' else '\t'
+    rows = csv.reader((f'{line}\n' for line in files.read_lines(path)), delimiter=delimiter, strict=True)
     try:
       names = next(rows, [])
       for name in (self.text, self.label):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from tfm.data import files, split_files
 from tfm.data.corpus import RawDocuments
-from tfm.data.documents import SPLITS, Document
+from tfm.data.documents import SPLITS
 from tfm.data.sources import protocol
 
 
@@ -34,16 +34,10 @@ class Tagged(protocol.StoredSource):
 
   def raw_documents(self) -> RawDocuments:
     found = split_files.find_split_files(self.spec, self.pattern, self.splits)
-
-    def read() -> Iterator[Document]:
-      for split, path in found:
-        for words, tags in _sentences(path):
-          yield split, ' '.join(words), ' '.join(tags)
-
-    return RawDocuments(self.spec, [read], found.fixed, self.fields)
+    return found.documents(self.spec, self.fields, _read_sentences)
 
 
-def _sentences(path: pathlib.Path) -> Iterator[tuple[list[str], list[str]]]:
+def _read_sentences(path: pathlib.Path) -> Iterator[tuple[str, str]]:
   """Yields the words and the tags of each sentence of a file."""
   words, tags = [], []
   for number, line in enumerate(files.read_lines(path), start=1):
@@ -57,7 +51,7 @@ def _sentences(path: pathlib.Path) -> Iterator[tuple[list[str], list[str]]]:
       words.append(columns[0])
       tags.append(columns[-1])
     elif not columns and words:
-      yield words, tags
+      yield ' '.join(words), ' '.join(tags)
       words, tags = [], []
   if words:
-    yield words, tags
+    yield ' '.join(words), ' '.join(tags)

@@ -3,11 +3,11 @@
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from tfm.data import files, json_lines, split_files, splitting
 from tfm.data.corpus import RawDocuments
-from tfm.data.documents import SPLITS, Document
+from tfm.data.documents import SPLITS
 from tfm.data.sources import protocol
 from tfm.errors import require
 from tfm.spec import Rate
@@ -55,20 +55,19 @@ class Text(protocol.StoredSource):
       f'{self.spec}: field={self.field!r} is a key of .jsonl files, and all are .txt; leave it out. Files of '
       f'the splits are text("{split_files.PLACEHOLDER}.txt", splits=("train", "valid"))',
     )
-    readers = [functools.partial(_read, split, path, _format(path), self.field) for split, path in found]
-    documents = RawDocuments(self.spec, readers, found.fixed)
+    documents = found.documents(self.spec, self.fields, functools.partial(_read, field=self.field))
     if not self.tail:
       return documents
     read_splits = splitting.split_tail(documents.read, self.tail)
     return RawDocuments(self.spec, [read_splits], ('train', 'validation'))
 
 
-def _read(split: str | None, path: pathlib.Path, suffix: str, field: str) -> Iterator[Document]:
-  if suffix == '.jsonl':
-    texts = (text for (text,) in json_lines.read_fields(path, (field,), 'set field=…'))
+def _read(path: pathlib.Path, field: str) -> Iterator[tuple[str]]:
+  """Yields the text of each document of a file."""
+  if _format(path) == '.jsonl':
+    yield from json_lines.read_fields(path, (field,), 'set field=…')
   else:
-    texts = _read_text(files.read_chunks(path), path)
-  return ((split, text) for text in texts)
+    yield (files.decode(b''.join(files.read_chunks(path)), str(path)),)
 
 
 def _format(path: pathlib.Path) -> str:
@@ -79,7 +78,3 @@ def _format(path: pathlib.Path) -> str:
       f'{path} is not a .txt or .jsonl file, plain or with .gz or .zst; narrow the pattern or rename it'
     )
   return suffix or '.txt'
-
-
-def _read_text(chunks: Iterable[bytes], path: pathlib.Path) -> Iterator[str]:
-  yield files.decode(b''.join(chunks), str(path))
