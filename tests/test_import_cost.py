@@ -83,6 +83,7 @@ def test_importing_tfm_imports_no_other_package(root, tmp_path):
     (['train', '--config=lm', '--workdir=x', '--config.model.mask=causal & windw(3)'], "mean 'window'"),
     (['train', '--config=lm', '--workdir=x', '--config.model.mask=window(3'], 'is not a spec'),
     (['train', '--config=lm', '--workdir=x', '--config.data.source=txt("*.txt")'], "did you mean 'text'"),
+    (['train', '--config=lm', '--workdir=x', '--config.data.source=my.txt'], r'use text\("my.txt"\)'),
     (['train', '--config=lm', '--workdir=x', '--config.optimizer.schedule=cosin'], "did you mean 'cosine'"),
     (['train', '--config=lm', '--workdir=x', '--config.model.dtype=float33'], "did you mean 'float32'"),
     (['train', '--config=lm', '--workdir=x', '--config.model.width=0'], 'must be at least 1'),
@@ -90,6 +91,26 @@ def test_importing_tfm_imports_no_other_package(root, tmp_path):
     (['evaluate', '--workdir=nowhere'], 'holds no run'),
     (['generate', '--workdir=nowhere', '--prompt=x'], 'holds no run'),
     (['evaluate', '--workdir=run', '--metric=bleuu'], "did you mean 'bleu'"),
+    (['ablate', 'position', '--workdir=x', '--arms=rope,ailbi'], "no arm 'ailbi'.*mean 'alibi'"),
+    (['attend', '--workdir=run', '--input=x', '--config.model.kernel=dens'], "did you mean 'dense'"),
+    (['compare', 'run', '--to=x', '--metric=los'], "--metric=los is no metric.*mean 'loss'"),
+    (['coordinates', '--config=lm', '--widths=8,16', '--config.model.norm=rmnorm'], "mean 'rmsnorm'"),
+    (['evaluate', '--workdir=run', '--split=tset'], "--split='tset'.*mean 'test'"),
+    (['evaluate', '--workdir=run', '--lengths=8', '--protocol=slidin'], "did you mean 'sliding'"),
+    (['export', '--workdir=run', '--to=x', '--format=onx(length=8)'], "--format='onx.*mean 'onnx'"),
+    (['generate', '--workdir=run', '--prompt=x', '--penalty=gnm(0.6)'], "--penalty='gnm.*mean 'gnmt'"),
+    (['generate', '--workdir=run', '--prompt=x', '--stopping=provn'], "did you mean 'proven'"),
+    (['import', '--from=x', '--workdir=y', '--config.data.source=txt'], "did you mean 'text'"),
+    (['inspect', 'causal & windw(3)'], "names 'windw', which none of .*mean 'window'"),
+    (['inspect', 'cosin', '--config=lm'], "did you mean 'cosine'"),
+    (['launch', 'gke', '--config=lm', '--workdir=x', '--cluser=y'], "did you mean 'cluster'"),
+    (['launch', 'slurm', '--config=lm', '--workdir=x', '--config.model.norm=rmnorm'], "mean 'rmsnorm'"),
+    (['launch', 'slurm', '--study=study.py', '--slices=1', '--workdir=x'], "arm 'ropee': .*mean 'rope'"),
+    (['plan', '--config=lm', '--topology=v5q:2x2'], r'a TPU generation \(v4, v5e'),
+    (['plan', '--config=lm', '--topology=v5p:2x2'], 'use v5p:2x2x1'),
+    (['plan', '--config=lm', '--topology=here', '--axes=data,fsdq'], "did you mean 'fsdp'"),
+    (['quantize', '--workdir=run', '--to=x', '--quantization=itn8'], "did you mean 'int8'"),
+    (['serve', '--workdir=run', '--config.model.kernel=dens'], "did you mean 'dense'"),
     (['ablate', 'study.py', '--workdir=x'], "the arm 'ropee': .*did you mean 'rope'"),
     (['train', '--config=lm', '--workdir=x', '--variants=lab', '--config.model.norm=mien'], "mean 'mine'"),
   ],
@@ -97,6 +118,8 @@ def test_importing_tfm_imports_no_other_package(root, tmp_path):
 )
 def test_help_and_the_refusal_of_a_typo_import_neither_jax_nor_numpy(root, tmp_path, words, refusal):
   (tmp_path / 'run' / 'checkpoints').mkdir(parents=True)
+  (tmp_path / 'run' / 'config.json').write_text('{"model": {}}')
+  (tmp_path / 'run' / 'metrics.jsonl').write_text('{"step": 1, "split": "validation", "loss": 1.0}\n')
   (tmp_path / 'lab' / 'norms').mkdir(parents=True)
   (tmp_path / 'lab' / 'norms' / 'mine.py').write_text('import jax')
   (tmp_path / 'study.py').write_text(STUDY)

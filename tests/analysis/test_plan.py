@@ -308,7 +308,10 @@ def test_a_search_skips_meshes_estimated_not_to_fit(run, tmp_path, monkeypatch):
     (('--topology=here', '--config.data.tokenizer=char'), 'set --vocab=N'),
     (('--topology=here', '--vocab=0'), '--vocab=0 must be at least 1'),
     (('--topology=here', '--rows=-1'), '--rows=-1 must be 0'),
-    (('--topology=here', '--search', '--axes=data,model'), "names 'model', which is not a mesh axis"),
+    (
+      ('--topology=here', '--search', '--axes=data,model'),
+      "--axes='model' is unknown; known: stage, data, fsdp",
+    ),
     (
       ('--topology=here', '--search', '--config.training.batch_size=1', '--axes=data'),
       'finds no mesh of 8 devices',

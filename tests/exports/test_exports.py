@@ -20,6 +20,7 @@ from tests.exports.models import (
   random_inputs,
 )
 from tfm.commands import cli
+from tfm.commands.export import make_folder
 from tfm.runs import train
 
 
@@ -85,10 +86,25 @@ def test_a_trained_run_is_exported_and_what_does_not_fit_is_refused(tiny, tmp_pa
   run = tfm.load(str(tmp_path / 'run'))
   expected = run.model.apply({'params': run.params}, *run.model.arguments(tokens))[0]
   np.testing.assert_allclose(program.call(tokens)['logits'], expected, atol=1e-4)
+  flags[-1] = f'--to={tmp_path / "refused" / "out"}'
   for more, message in (
     (['--format=stablehol'], "did you mean 'stablehlo'"),
     (['--format=stablehlo(weights="outside")'], "weights='outside' must be 'inside' or 'beside'"),
     (['--format=stablehlo', '--family=gpt2'], '--family=gpt2 has no effect on --format=stablehlo'),
+    (['--family=gtp2'], "did you mean 'gpt2'"),
+    ([], 'was not imported; set --family, one of '),
   ):
     assert cli.main([*flags, *more]) == 2
     assert message in capsys.readouterr().err
+    assert not (tmp_path / 'refused').exists()
+
+
+def test_what_was_there_or_is_written_stays_after_a_refusal(tmp_path):
+  (tmp_path / 'there').mkdir()
+  with pytest.raises(ValueError, match='refused'), make_folder(tmp_path / 'there' / 'new' / 'out'):
+    raise ValueError('refused')
+  assert (tmp_path / 'there').is_dir() and not (tmp_path / 'there' / 'new').exists()
+  with pytest.raises(ValueError, match='refused'), make_folder(tmp_path / 'there' / 'new') as folder:
+    (folder / 'model').touch()
+    raise ValueError('refused')
+  assert (tmp_path / 'there' / 'new' / 'model').exists()

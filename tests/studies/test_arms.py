@@ -17,7 +17,7 @@ from tfm.config.resolve import resolve_config
 from tfm.models import flops
 from tfm.studies import arms as study_arms
 from tfm.studies import runner
-from tfm.studies.study import Study, compare_within, load_study, product
+from tfm.studies.study import Study, compare_within, load_study, product, select_arms
 from tfm.training.step import train_step
 
 
@@ -239,7 +239,7 @@ def test_errors_name_the_arm():
   with pytest.raises(ValueError, match="the arm 'typo': .*model.positon"):
     study_arms.plan_arms(study({'typo': {'model.positon': 'rope'}}))
   with pytest.raises(ValueError, match="--arms: the study has no arm 'alib'; known: base"):
-    study_arms.select_arms(study_arms.plan_arms(study({})), ['alib'])
+    select_arms(study_arms.plan_arms(study({})), ['alib'])
 
 
 @pytest.mark.slow

@@ -1,8 +1,7 @@
 """What can be drawn of a config: its masks, positional schemes and learning-rate schedule."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
 
 import jax
 import jax.numpy as jnp
@@ -12,38 +11,23 @@ from ml_collections import ConfigDict
 import tfm.masks
 import tfm.positions
 from tfm import spec
+from tfm.analysis.drawable_fields import find_field
 from tfm.config.assemble import Experiment
 from tfm.config.assemble.blocks import build_position
 from tfm.config.field_errors import build_field
 from tfm.config.overlay import assign
 from tfm.config.resolve import resolve_config
 from tfm.config.schema import parts
-from tfm.errors import require, suggest
+from tfm.errors import require
 from tfm.evaluation.panels import CurvesPanel, MaskPanel, Panel, TablePanel
 from tfm.layers.locations import Locations
 from tfm.masks.protocol import Mask
 from tfm.models.trunk import Trunk
 from tfm.positions.protocol import Position
-from tfm.training.schedule import SCHEDULES
 
 
 class Undrawable(ValueError):
   """A variant that cannot be drawn without a trained run."""
-
-
-class Drawable(NamedTuple):
-  """A slot whose variants can be drawn.
-
-  Attributes:
-    where, field: the section and the field of a config that names the variant.
-    names: the variants.
-    draw: experiment, section's path, section → panels.
-  """
-
-  where: str
-  field: str
-  names: Callable[[], Sequence[str]]
-  draw: Callable[[Experiment, str, ConfigDict], list[Panel]]
 
 
 def draw_mask(experiment: Experiment, where: str, section: ConfigDict) -> list[Panel]:
@@ -130,35 +114,22 @@ def draw_schedule(experiment: Experiment, where: str, section: ConfigDict) -> li
   return [CurvesPanel(section.schedule, 'step', steps, {'learning rate': rates})]
 
 
-DRAWABLES = (
-  Drawable('model', 'mask', lambda: spec.variant_names(tfm.masks), draw_mask),
-  Drawable('model', 'position', lambda: spec.variant_names(tfm.positions), draw_position),
-  Drawable('optimizer', 'schedule', lambda: tuple(SCHEDULES), draw_schedule),
-)
+# Path of one of `drawable_fields.FIELDS` → experiment, section's path, section → panels.
+DRAW = {'model.mask': draw_mask, 'model.position': draw_position, 'optimizer.schedule': draw_schedule}
 
 
 def draw_spec(text: str, config: ConfigDict) -> list[Panel]:
   """The panels of one spec, with the sizes of a config.
 
   Raises:
-    ValueError: for a name that no drawable slot has, or a spec that cannot be built or drawn.
+    ValueError: as `find_field`, or for a spec that cannot be built or drawn.
   """
-  names = spec.list_names(text)
-  matching = [drawable for drawable in DRAWABLES if set(names) <= {*drawable.names()}]
-  if len(matching) == 1:
-    [drawable], config = matching, config.copy_and_resolve_references()
-    assign(config, f'{drawable.where}.{drawable.field}', text)
-    experiment = Experiment(resolve_config(config))
-    panels = drawable.draw(experiment, drawable.where, experiment.config[drawable.where])
-    require(bool(panels), f'{text!r} does nothing that could be drawn')
-    return panels
-  known = [name for drawable in DRAWABLES for name in drawable.names()]
-  unknown = next((name for name in names if name not in known), None)
-  fields = ', '.join(f'config.{drawable.where}.{drawable.field}' for drawable in matching or DRAWABLES)
-  require(not matching, f'{text!r} fits several fields: {fields}; rename your variant')
-  if unknown is not None:
-    raise ValueError(f'{text!r} names {unknown!r}, which none of {fields} has; {suggest(unknown, known)}')
-  raise ValueError(f'{text!r} combines variants of several fields; draw them one by one')
+  path, config = find_field(text), config.copy_and_resolve_references()
+  assign(config, path, text)
+  experiment, where = Experiment(resolve_config(config)), path.rpartition('.')[0]
+  panels = DRAW[path](experiment, where, experiment.config[where])
+  require(bool(panels), f'{text!r} does nothing that could be drawn')
+  return panels
 
 
 def draw_config(experiment: Experiment, model: Trunk) -> tuple[list[Panel], list[str]]:
@@ -168,12 +139,13 @@ def draw_config(experiment: Experiment, model: Trunk) -> tuple[list[Panel], list
   panels, titles, missing = {}, {}, {}
   schedule = ('', 'optimizer', experiment.config.optimizer, None)
   for title, where, section, mixer in (*attention_sections(experiment.config, model), schedule):
-    for drawable in DRAWABLES:
+    for path, draw in DRAW.items():
+      field = path.rpartition('.')[2]
       # A mixer may have no use for a field of its block.
-      if drawable.field not in section or mixer is not None and not hasattr(mixer, drawable.field):
+      if field not in section or mixer is not None and not hasattr(mixer, field):
         continue
       try:
-        for panel in drawable.draw(experiment, where, section):
+        for panel in draw(experiment, where, section):
           key = panel.title, section.get('heads'), section.get('head_width')
           panels.setdefault(key, panel)
           titles.setdefault(key, {})[title] = None  # a pattern may repeat a block

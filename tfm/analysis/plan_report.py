@@ -157,7 +157,7 @@ class Origin:
   """What a plan was made from.
 
   Attributes:
-    command: with all its flags; topology: the devices, as `topology.describe_topology` says.
+    command: with all its flags; topology: the devices, as `topology_names.describe_topology` says.
   """
 
   command: str

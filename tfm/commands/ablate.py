@@ -19,6 +19,7 @@ import shlex
 import sys
 
 from tfm.errors import require
+from tfm.studies.study import select_arms
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,11 +46,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
   add('--report', action='store_true', help='train nothing: write the report of what has been trained')
 
 
+def validate(args: argparse.Namespace) -> None:
+  select_arms(args.study.arms, args.arms and args.arms.split(','))
+
+
 def main(args: argparse.Namespace) -> int:
   from rich.console import Console
 
   from tfm.studies import runner, store
-  from tfm.studies.arms import estimate_seconds, format_plan, plan_arms, select_arms
+  from tfm.studies.arms import estimate_seconds, format_plan, plan_arms
   from tfm.studies.jobs import run_jobs, slice_arms, use_cpu_cores_as_devices
   from tfm.studies.report.page import write_report
   from tfm.studies.report.tables import format_ranking

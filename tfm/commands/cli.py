@@ -7,11 +7,12 @@ command's own flags:
   config     if the command declares `--config`: the resolved config (without the flag the default one) with
              every `--config.path.to.field=value`
   overrides  if the module sets `OVERRIDES` to a prefix: the unparsed words, of which those with dashes must
-             begin with it, such as `--config.path=value`
+             begin with it, such as `--config.path=value`; of a run that is read, they set existing fields
   study      if the command declares `study`: the study with such overrides in its base config; `file` is
              the path that named it
 
-A command may refuse flags before JAX is imported, in `validate(args)`. `add_run_flags` names a run to read.
+A command may refuse flags before JAX is imported, in `validate(args)`, where the config is not yet resolved.
+`add_run_flags` names a run to read.
 A command that computes nothing sets `USES_JAX` to False. One with `add_process_flags` runs in several
 processes at once, which compute together; the first one prints. `add_display_flags` lets a command show JSON
 lines, or only errors.
@@ -44,12 +45,13 @@ from tfm.config.field_docs import describe_field
 from tfm.config.library import summary
 from tfm.config.load import load_config
 from tfm.config.overlay import assign_text, complete
-from tfm.config.schema import default_config, field_ranges, leaves
-from tfm.errors import INVALID_INPUT_STATUS, MachineFailure, abridge, require, suggest
+from tfm.config.schema import checked_fields, default_config, field_ranges, leaves, validate_fields
+from tfm.errors import INVALID_INPUT_STATUS, MachineFailure, abridge, prefixing, require, suggest
 from tfm.parallel import timeouts
 from tfm.runs.summary import require_run
 from tfm.spec import format_range
-from tfm.studies import study as studies
+from tfm.studies import study
+from tfm.studies.study import Study
 
 
 def command_names() -> tuple[str, ...]:
@@ -96,8 +98,13 @@ def run_command(argv: Sequence[str] | None) -> int:
     args = parse_arguments(name, command, rest)
     if 'reads_run' in args:
       require_run(args.workdir)
+      validate_run_overrides(args.workdir, args.overrides)
     if hasattr(command, 'validate'):
       command.validate(args)
+    if 'config' in args and not hasattr(command, 'OVERRIDES'):
+      from tfm.config.resolve import resolve_config
+
+      args.config = resolve_config(args.config)
     if getattr(command, 'USES_JAX', True):
       configure_jax()
     configure_logging()
@@ -246,7 +253,7 @@ class ConsoleHandler(logging.Handler):
 
 
 def parse_arguments(name: str, command, argv: Sequence[str]) -> argparse.Namespace:
-  """Parses the command line; loads `config` or `study` if the command declares one."""
+  """Parses the command line; loads `config` or `study` if the command declares one, and resolves neither."""
   parser = argparse.ArgumentParser(
     f'tfm {name}',
     description=command.__doc__,
@@ -281,17 +288,37 @@ def parse_arguments(name: str, command, argv: Sequence[str]) -> argparse.Namespa
   if strays:
     known = [name for action in parser._actions for name in action.option_strings]
     raise ValueError(f'{strays[0]!r} is not a flag; {suggest(strays[0].partition("=")[0], known)}')
+  args.overrides = rest
   if not fields or hasattr(command, 'OVERRIDES'):
-    args.overrides = rest
     return args
   if 'study' in args:
-    args.file, loaded = args.study, studies.load_study(args.study)
-    args.study = dataclasses.replace(loaded, config=assign_overrides(complete(loaded.config), rest))
-    studies.validate_names(args.study)
+    args.file, args.study = args.study, load_study(args.study, rest)
   else:
     config = default_config() if args.config is None else load_config(args.config)
-    args.config = resolve_with_overrides(config, rest)
+    args.config = assign_overrides(config, rest)
   return args
+
+
+def validate_flag(name: str, field: Any, value: str) -> None:
+  """Raises ValueError for a flag whose value names what is not there; imports neither JAX nor a variant.
+
+  Args:
+    field: what it may name: a config field that has the same names, or one of `tfm.config.names`.
+  """
+  with prefixing(f'--{name}='):
+    (checked_fields()[field] if isinstance(field, str) else field).validate(value)
+
+
+def validate_overrides(config: ConfigDict, argv: Sequence[str]) -> None:
+  """Raises ValueError for words `--config.path=value` that name what is not there, as `validate_flag`."""
+  validate_fields(assign_overrides(config, argv))
+
+
+def validate_run_overrides(workdir: str, argv: Sequence[str]) -> None:
+  """`validate_overrides` of the config of a run."""
+  file = pathlib.Path(workdir, 'config.json')
+  if argv and file.is_file():
+    validate_overrides(load_config(str(file)), argv)
 
 
 def split_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -306,6 +333,18 @@ def split_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:
     else:
       overrides.append(word if '=' in word else '='.join([word, *itertools.islice(rest, 1)]))
   return own, overrides
+
+
+def load_study(file: str, argv: Sequence[str]) -> Study:
+  """The study of a file, with words `--config.path=value` applied to its base config, which is complete.
+
+  Raises:
+    ValueError: as `tfm.studies.study.validate_names`.
+  """
+  loaded = study.load_study(file)
+  changed = dataclasses.replace(loaded, config=assign_overrides(complete(loaded.config), argv))
+  study.validate_names(changed)
+  return changed
 
 
 def resolve_with_overrides(config: ConfigDict, argv: Sequence[str]) -> ConfigDict:

@@ -17,6 +17,7 @@ import shlex
 from tfm.config.schema import leaves
 from tfm.errors import require, suggest
 from tfm.spec import PositiveFloat, unsuitable_reason
+from tfm.studies import finished_runs
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,17 +42,25 @@ def arguments(parser: argparse.ArgumentParser) -> None:
   )
 
 
+def validate(args: argparse.Namespace) -> None:
+  reason = unsuitable_reason(args.equal_within, PositiveFloat | None)
+  require(not reason, f'--equal_within={args.equal_within} {reason}')
+  args.folders = [folder for text in args.runs for folder in finished_runs.find_runs(pathlib.Path(text))]
+  metrics = finished_runs.list_metrics(args.folders)
+  require(
+    args.metric in metrics or not metrics,  # runs without metrics are refused with a better reason
+    f'--metric={args.metric} is no metric of these runs; {suggest(args.metric, metrics)}',
+  )
+
+
 def main(args: argparse.Namespace) -> int:
   from tfm.config.assemble import Experiment
   from tfm.studies.arms import estimate_arm
-  from tfm.studies.finished_runs import find_divergence, find_runs, group_by_arm, read_provenance
   from tfm.studies.report.page import write_report
   from tfm.studies.report.tables import format_ranking
   from tfm.studies.results_table import collect_runs
 
-  reason = unsuitable_reason(args.equal_within, PositiveFloat | None)
-  require(not reason, f'--equal_within={args.equal_within} {reason}')
-  groups = group_by_arm([folder for text in args.runs for folder in find_runs(pathlib.Path(text))])
+  groups = finished_runs.group_by_arm(args.folders)
   base = args.base or next(iter(groups))
   require(base in groups, f'--base={base} is not an arm; {suggest(base, groups)}')
   arms, run_dirs = {}, {}
@@ -83,8 +92,12 @@ def main(args: argparse.Namespace) -> int:
   # arm.json records where and when the runs of a study trained, and which diverged.
   records = {
     name: dict(
-      made=read_provenance(runs[0][0]),
-      diverged={str(config.seed): reason for run_dir, config in runs if (reason := find_divergence(run_dir))},
+      made=finished_runs.read_provenance(runs[0][0]),
+      diverged={
+        str(config.seed): reason
+        for run_dir, config in runs
+        if (reason := finished_runs.find_divergence(run_dir))
+      },
     )
     for name, runs in groups.items()
   }

@@ -9,6 +9,10 @@ parametrization it is not, and the best learning rate of a narrow model is not t
 
 import argparse
 
+from tfm.commands.cli import resolve_with_overrides, validate_overrides
+from tfm.config.load import load_config
+from tfm.errors import require
+
 
 OVERRIDES = '--config.'
 
@@ -22,12 +26,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
   parser.add_argument('--to', metavar='FILE', help='draw the changes into this picture')
 
 
+def validate(args: argparse.Namespace) -> None:
+  validate_overrides(load_config(args.config), args.overrides)
+
+
 def main(args: argparse.Namespace) -> None:
   from tfm.analysis.console import new_table, wide_console
   from tfm.analysis.coordinate_check import measure_coordinates
-  from tfm.commands.cli import resolve_with_overrides
-  from tfm.config.load import load_config
-  from tfm.errors import require
 
   words = args.widths.split(',')
   require(

@@ -46,7 +46,8 @@ from typing import TYPE_CHECKING
 
 from tfm import spec
 from tfm.analysis.console import new_table, wide_console
-from tfm.commands.cli import add_process_flags, add_run_flags, assign_overrides
+from tfm.commands.cli import add_process_flags, add_run_flags, assign_overrides, validate_flag
+from tfm.config.names import SPLIT, OneOf
 from tfm.data.progress_bar import track
 from tfm.errors import MissingExtra, require
 from tfm.evaluation.text_metrics import METRICS, Metric
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
   from tfm.runs import load
 
 COLUMNS = 'protocol', 'stride', 'length', 'tokens', 'loss', 'perplexity', 'bits_per_byte', 'impossible'
+PROTOCOL = OneOf('nonoverlapping', 'evaluation.length_extrapolation:PROTOCOLS')
 OVERRIDES = '--config.'  # --config.model.kernel=NAME, --config.mesh.fsdp=N
 
 
@@ -103,6 +105,9 @@ def arguments(parser):
 
 def validate(args):
   args.metrics = build_metrics(args.metric or ())
+  validate_flag('split', SPLIT, args.split.partition('/')[0])
+  for protocol in args.protocol or ():
+    validate_flag('protocol', PROTOCOL, protocol)
 
 
 def main(args):

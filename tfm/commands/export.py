@@ -14,7 +14,15 @@ for ONNX Runtime, safetensors the parameters by their names.
 write huggingface together, as in `tfm train`; one tensor at a time is gathered and written.
 """
 
-from tfm.commands.cli import add_process_flags, add_run_flags, assign_overrides
+import contextlib
+import pathlib
+from collections.abc import Iterator
+
+import tfm.exports
+from tfm import spec
+from tfm.commands.cli import add_process_flags, add_run_flags, assign_overrides, validate_flag
+from tfm.config.names import FromSlot
+from tfm.errors import prefixing, require
 
 
 OVERRIDES = '--config.'  # --config.mesh.fsdp=N
@@ -40,24 +48,21 @@ def arguments(parser):
   add_process_flags(parser)
 
 
-def main(args):
-  import pathlib
+def validate(args):
+  validate_flag('format', FromSlot('huggingface', 'exports'), args.format)
 
+
+def main(args):
   import jax
 
-  import tfm.exports
-  from tfm import spec
-  from tfm.errors import require
   from tfm.exports.protocol import Format
   from tfm.runs import load
   from tfm.training.progress_line import print_status
 
-  try:
+  with prefixing('--format='):
     made = spec.build(args.format, tfm.exports, Format, family=args.family)
-  except spec.SpecError as error:
-    raise ValueError(f'--format={error}') from error
   require(
-    not args.family or hasattr(made, 'family'),
+    not args.family or made.has_families,
     f'--family={args.family} has no effect on --format={args.format}; leave it out',
   )
   require(
@@ -67,6 +72,22 @@ def main(args):
   run = load.load(
     args.workdir, args.step, args.average, lambda config: assign_overrides(config, args.overrides)
   )
-  folder = pathlib.Path(args.to)
-  folder.mkdir(parents=True, exist_ok=True)
-  print_status(f'{args.to}: {made.write(run, args.workdir, folder)}')
+  with make_folder(pathlib.Path(args.to)) as folder:
+    written = made.write(run, args.workdir, folder)
+  print_status(f'{args.to}: {written}')
+
+
+@contextlib.contextmanager
+def make_folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
+  """Makes a folder for what the block writes. If the block raises before it writes, the folder is removed,
+  and so are those above that were made for it.
+  """
+  missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+  path.mkdir(parents=True, exist_ok=True)
+  try:
+    yield path
+  except BaseException:
+    with contextlib.suppress(OSError):  # it is not empty
+      for folder in missing:
+        folder.rmdir()
+    raise

@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from tfm import spec
-from tfm.commands.cli import add_process_flags, add_run_flags, assign_overrides
+from tfm.commands.cli import add_process_flags, add_run_flags, assign_overrides, validate_flag
 from tfm.data.progress_bar import track
 from tfm.errors import require
 from tfm.spec import MAX_SIZE
@@ -115,6 +115,12 @@ def arguments(parser):
     help='texts per prompt; the N best for beam search (default: 1)',
   )
   add_process_flags(parser)
+
+
+def validate(args):
+  for flag, field in (('penalty', 'length_penalty'), ('stopping', 'stopping')):
+    if value := getattr(args, flag):
+      validate_flag(flag, f'decoding.{field}', value)
 
 
 def main(args):

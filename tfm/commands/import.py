@@ -10,7 +10,8 @@ immediately. Set config fields outside the model, such as the data for evaluatio
 of several processes, which import together, as in `tfm train`.
 """
 
-from tfm.commands.cli import add_process_flags, assign_overrides
+from tfm.commands.cli import add_process_flags, assign_overrides, validate_overrides
+from tfm.config.schema import default_config
 
 
 OVERRIDES = '--config.'  # config fields of the run
@@ -27,6 +28,12 @@ def arguments(parser):
   )
   add('--workdir', required=True, metavar='DIR', help='directory of the new run; must not hold a run')
   add_process_flags(parser)
+
+
+def validate(args):
+  # The fields of the model are those of the checkpoint.
+  words = [word for word in args.overrides if not word.startswith('--config.model.')]
+  validate_overrides(default_config(), words)
 
 
 def main(args):

@@ -24,6 +24,7 @@ from ml_collections import ConfigDict
 from rich.table import Table
 
 from tfm.analysis.console import new_table, wide_console
+from tfm.analysis.drawable_fields import find_field
 from tfm.config.schema import leaves, parts
 from tfm.errors import require
 
@@ -49,6 +50,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     help='number of devices of the mesh; default: the product of its sizes, or the attached devices',
   )
   parser.add_argument('--to', metavar='FILE', help='draw into this picture, such as mask.png or mask.svg')
+
+
+def validate(args: argparse.Namespace) -> None:
+  if args.spec is not None:
+    find_field(args.spec)
 
 
 def main(args: argparse.Namespace) -> None:

@@ -22,13 +22,13 @@ from collections.abc import Mapping, Sequence
 
 from ml_collections import ConfigDict
 
+from tfm.analysis import topology_names
 from tfm.commands import cli
 from tfm.config.load import load_config
-from tfm.config.overlay import complete
 from tfm.errors import require, suggest
 from tfm.launch import gke, kubernetes, slurm, tpu
 from tfm.launch.job import BUCKET, Job, name_from_workdir, run_steps
-from tfm.studies.study import load_study, prefix_errors
+from tfm.studies.study import prefix_errors
 
 
 OVERRIDES = '--'  # config fields, and options of the scheduler
@@ -68,11 +68,10 @@ def arguments(parser):
   parser.add_argument('--run', action='store_true', help='run the printed commands')
 
 
-def main(args):
-  from tfm.config.validate import validate_workdir
-
-  config_words = [word for word in args.overrides if word.startswith('--config.')]
-  options = dict(parse_option(word) for word in args.overrides if not word.startswith('--config.'))
+def validate(args):
+  words = args.overrides
+  args.config_words = [word for word in words if word.startswith('--config.')]
+  args.options = dict(parse_option(word) for word in words if not word.startswith('--config.'))
   require(
     bool(args.study) or args.slices is None,
     f'--slices={args.slices} divides the arms of a study; leave it out with --config, or use --study',
@@ -87,34 +86,41 @@ def main(args):
     not args.study or (args.slices or 0) >= 1,
     f'--slices={args.slices or ""} must say into how many tasks --study is divided; use --slices=1 or more',
   )
+  for word in args.env:
+    require('=' in word, f'--env={word} must be NAME=VALUE')
+  if args.scheduler != 'slurm':  # sbatch has too many flags to list
+    known = SCHEDULERS[args.scheduler].OPTIONS
+    for name in args.options:
+      require(name in known, f'--{name} is not a flag of tfm launch {args.scheduler}; {suggest(name, known)}')
+  if args.study:
+    cli.load_study(args.study, args.config_words)
+  elif args.config:
+    cli.validate_overrides(load_config(args.config), args.config_words)
+
+
+def main(args):
+  from tfm.config.validate import validate_workdir
+
   if not BUCKET.fullmatch(args.workdir):
     validate_workdir(args.workdir)
   if args.study:
-    validate_study(args.study, config_words, args.slices)
+    validate_study(args.study, args.config_words, args.slices)
   elif args.config:
-    config = cli.resolve_with_overrides(load_config(args.config), config_words)
-    validate_config(config, options, args.env)
-  for word in args.env:
-    require('=' in word, f'--env={word} must be NAME=VALUE')
+    config = cli.resolve_with_overrides(load_config(args.config), args.config_words)
+    validate_config(config, args.options, args.env)
   scheduler = SCHEDULERS[args.scheduler]
-  if scheduler is not slurm:  # sbatch has too many flags to list
-    for name in options:
-      require(
-        name in scheduler.OPTIONS,
-        f'--{name} is not a flag of tfm launch {args.scheduler}; {suggest(name, scheduler.OPTIONS)}',
-      )
   job = Job(
     args.name or name_from_workdir(args.workdir),
     [
       *([args.study] if args.study else []),
       *([f'--config={args.config}'] if args.config else []),
       *(f'--variants={folder}' for folder in args.variants),
-      *config_words,
+      *args.config_words,
     ],
     args.workdir,
     dict(word.split('=', 1) for word in args.env),
     args.directory,
-    options,
+    args.options,
     args.setup,
     args.slices or 0,
   )
@@ -137,14 +143,13 @@ def validate_study(file: str, config_words: Sequence[str], slices: int) -> None:
   from tfm.config.validate import validate_parts
   from tfm.studies.arms import apply_changes
 
-  study = load_study(file)
+  study = cli.load_study(file, config_words)
   require(
     slices <= len(study.arms), f'--slices={slices} exceeds the {len(study.arms)} arms of {file}; use fewer'
   )
-  base = cli.assign_overrides(complete(study.config), config_words)
   for name, changes in study.arms.items():
     with prefix_errors(name):
-      validate_parts(apply_changes(base, changes, study.seeds))
+      validate_parts(apply_changes(study.config, changes, study.seeds))
 
 
 def validate_config(config: ConfigDict, options: Mapping[str, str], env: Sequence[str]) -> None:
@@ -168,12 +173,10 @@ def validate_config(config: ConfigDict, options: Mapping[str, str], env: Sequenc
 
 def count_devices(options: Mapping[str, str], env: Sequence[str]) -> int | None:
   """The number of devices that the scheduler's options request; None if they do not determine it."""
-  from tfm.analysis import topology
-
   tpu_type = options.get('tpu-type') or options.get('accelerator-type') or ''
-  if accelerator := topology.parse_accelerator_type(tpu_type):
+  if accelerator := topology_names.parse_accelerator_type(tpu_type):
     slices, (generation, chips) = options.get('num-slices', '1'), accelerator
-    return int(slices) * chips * topology.DEVICES.get(generation, 1) if slices.isdigit() else None
+    return int(slices) * chips * topology_names.DEVICES.get(generation, 1) if slices.isdigit() else None
   # Under Slurm JAX expects one task per device; a process on CPUs may simulate several.
   counts = options.get('nodes', ''), options.get('ntasks-per-node', '1')
   simulates_devices = any('XLA_FLAGS=' in word or 'CPU_DEVICES=' in word for word in env)

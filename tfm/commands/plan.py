@@ -33,7 +33,10 @@ from typing import TYPE_CHECKING
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from tfm.analysis import topology_names
 from tfm.analysis.console import new_table, wide_console
+from tfm.commands.cli import validate_flag
+from tfm.config.names import OneOf
 from tfm.errors import require
 from tfm.training.progress_line import console, print_status
 
@@ -42,6 +45,9 @@ if TYPE_CHECKING:
   from tfm.analysis import lowering, plan_report
   from tfm.analysis.mesh_search import Candidate
   from tfm.analysis.plan import StepPlan
+
+
+MESH_AXIS = OneOf('data', 'parallel.mesh:AXES')
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -97,6 +103,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
   add('--to', metavar='DIR', help='directory for plan.json and plan.md')
 
 
+def validate(args: argparse.Namespace) -> None:
+  topology_names.require_topology(args.topology)
+  for axis in args.axes.split(','):
+    validate_flag('axes', MESH_AXIS, axis)
+
+
 def main(args: argparse.Namespace) -> int:
   from tfm.analysis import calibration, lowering, mesh_search, plan, plan_report, topology
   from tfm.config import mesh_constraints
@@ -114,7 +126,7 @@ def main(args: argparse.Namespace) -> int:
       f'config.slices.count={number} is not --slices={args.slices}; leave it at -1',
     )
     request.config.slices.count = args.slices  # GPUs do not report their slice
-  described = topology.describe_topology(args.topology, args.slices)
+  described = topology_names.describe_topology(args.topology, args.slices)
   origin = plan_report.Origin(shlex.join(['tfm', *sys.argv[1:]]), described)
   chip = chip_specs.find_chip(devices[0].device_kind)
   capacity = plan.memory_capacity(devices[0], chip and chip.device)
@@ -214,15 +226,8 @@ def find_candidates(
     ValueError: if there are none.
   """
   from tfm.analysis import mesh_search
-  from tfm.parallel import mesh as meshes
 
-  axes = args.axes.split(',')
-  for axis in axes:
-    require(
-      axis in meshes.AXES,
-      f'--axes={args.axes} names {axis!r}, which is not a mesh axis; use some of {", ".join(meshes.AXES)}',
-    )
-  found = mesh_search.list_candidates(request, devices, args.slices, axes, capacity)
+  found = mesh_search.list_candidates(request, devices, args.slices, args.axes.split(','), capacity)
   require(
     bool(found),
     f'--search finds no mesh of {len(devices)} devices over {args.axes} that divides the model and its '

@@ -9,6 +9,9 @@ int8(weights_only=True) and int4 do not. A run that was trained with config.mode
 generate, evaluate, serve and the other commands read the new run. --split prints metrics before and after.
 """
 
+from tfm.commands.cli import validate_flag
+from tfm.config.names import SPLIT
+
 
 def arguments(parser):
   add = parser.add_argument
@@ -21,6 +24,13 @@ def arguments(parser):
     help='int8(weights_only), int4(group) (default: config.model.quantization of the run)',
   )
   add('--split', metavar='SPLIT', help='evaluate both on this split (default: neither)')
+
+
+def validate(args):
+  if args.quantization:
+    validate_flag('quantization', 'model.quantization', args.quantization)
+  if args.split:
+    validate_flag('split', SPLIT, args.split.partition('/')[0])
 
 
 def main(args):

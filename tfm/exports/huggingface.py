@@ -15,6 +15,7 @@ class HuggingFace(Format):
   """
 
   supports_processes = True
+  has_families = True
 
   family: str = ''
 

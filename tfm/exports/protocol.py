@@ -14,9 +14,11 @@ class Format(abc.ABC):
 
   Attributes:
     supports_processes: whether several processes can write it together.
+    has_families: whether it is that of a published family, which the field `family` names.
   """
 
   supports_processes: ClassVar[bool] = False
+  has_families: ClassVar[bool] = False
 
   @abc.abstractmethod
   def write(self, run: Run, workdir: str, folder: pathlib.Path) -> str:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import datetime
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -18,7 +18,7 @@ from tfm.config.overlay import complete
 from tfm.config.resolve import resolve_config
 from tfm.config.schema import leaves
 from tfm.config.validate import validate_run
-from tfm.errors import require, suggest
+from tfm.errors import require
 from tfm.models import flops
 from tfm.models.trunk import Trunk
 from tfm.objectives.protocol import Prediction
@@ -109,18 +109,6 @@ def plan_arms(
         experiment, matched = match_arm(study, base, study.arms[name], quantity, target)
       arms[name] = estimate_arm(name, study.arms[name], experiment, matched, study.seeds)
   return arms
-
-
-def select_arms(arms: Mapping[str, Any], names: Sequence[str] | None) -> dict[str, Any]:
-  """The arms with these names; all if there are none.
-
-  Raises:
-    ValueError: for an unknown name.
-  """
-  for name in names or ():
-    if name not in arms:
-      raise ValueError(f'--arms: the study has no arm {name!r}; {suggest(name, arms)}')
-  return {name: arm for name, arm in arms.items() if not names or name in names}
 
 
 def apply_changes(base: ConfigDict, changes: Mapping[str, Any], seeds: int) -> Experiment:

@@ -4,6 +4,7 @@ import collections
 import json
 import pathlib
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -11,7 +12,6 @@ from ml_collections import ConfigDict
 from tfm.config.overlay import complete
 from tfm.config.resolve import resolve_config
 from tfm.errors import parsing, read_json_object, require
-from tfm.runs import load
 from tfm.studies import store
 
 
@@ -43,6 +43,8 @@ def group_by_arm(folders: list[pathlib.Path]) -> dict[str, list[tuple[pathlib.Pa
     ValueError: if a folder is not a finished run, two runs of an arm have the same seed, or two arms the
       same name.
   """
+  from tfm.runs import load  # imports JAX
+
   arms, names = collections.defaultdict(list), {}
   for folder in folders:
     has_diverged = find_divergence(folder) is not None
@@ -80,6 +82,16 @@ def group_by_arm(folders: list[pathlib.Path]) -> dict[str, list[tuple[pathlib.Pa
     'put the runs into folders with different names',
   )
   return {names[key]: runs for key, runs in arms.items()}
+
+
+def list_metrics(folders: Iterable[pathlib.Path]) -> list[str]:
+  """The metrics of the last validations of some runs, and the scalar ones that a study measured on them."""
+  names = {}
+  for folder in folders:
+    measured = [value for values in store.read_measured(folder).values() for value in values]
+    names |= dict.fromkeys(store.final_metrics(folder))
+    names |= dict.fromkeys(value['metric'] for value in measured if value['x'] is None)
+  return list(names)
 
 
 def read_provenance(run_dir: pathlib.Path) -> list[dict[str, str]]:

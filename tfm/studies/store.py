@@ -7,6 +7,8 @@ DIR/arms/ARM/seedN/              an ordinary run, as tfm train writes it
 DIR/arms/ARM/rateR/              the run that tried the learning rate R
 DIR/arms/ARM/rungS/rateR/        the same for S steps, to drop rates early
 DIR/arms/ARM/seedN/measured.json the values of the measures, by the measure's spec
+
+Reading them needs no JAX.
 """
 
 import contextlib
@@ -19,7 +21,7 @@ from typing import Any
 
 from tfm.errors import parse_json, read_json_object
 from tfm.studies.study import folder_name
-from tfm.training import checkpoint, goodput, metrics
+from tfm.training import metrics
 from tfm.training.atomic_files import write_atomically
 
 
@@ -68,6 +70,8 @@ def has_started(folder: pathlib.Path) -> bool:
 
 def saved_steps(run_dir: pathlib.Path) -> list[int]:
   """The steps of a run's checkpoints, in order."""
+  from tfm.training import checkpoint  # imports JAX
+
   if not (run_dir / 'checkpoints').is_dir():
     return []
   checkpoints = checkpoint.Checkpoints(run_dir)
@@ -92,6 +96,8 @@ def elapsed_seconds(folder: pathlib.Path) -> float:
 
   After a kill only the goodput files hold the seconds of the killed process.
   """
+  from tfm.training import goodput  # imports JAX
+
   # Runs that trained in one ensemble have equal goodput files, so each text counts once. An ensemble of
   # several arms divides its seconds among them.
   texts = {path.read_text(encoding='utf-8') for path in folder.rglob(goodput.FILE)}

@@ -5,7 +5,7 @@ import dataclasses
 import itertools
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
 from annotated_types import Interval
@@ -15,7 +15,7 @@ import tfm.studies.measures
 from tfm.config.library import EXPERIMENTS, find_file, load_function
 from tfm.config.overlay import assign, complete, locate
 from tfm.config.schema import validate_fields
-from tfm.errors import require, suggest
+from tfm.errors import prefixing, require, suggest
 from tfm.spec import PositiveFloat, PositiveInt, Size, require_variants, shorten, unsuitable_reason
 from tfm.studies.cost_matching import QUANTITIES
 
@@ -276,13 +276,21 @@ def compare_within(arms: Iterable[str], base: str) -> dict[str, str]:
   return {name: JOIN.join([base, *name.split(JOIN)[1:]]) for name in arms}
 
 
-@contextlib.contextmanager
-def prefix_errors(arm: str) -> Iterator[None]:
+def prefix_errors(arm: str) -> contextlib.AbstractContextManager[None]:
   """Prefixes a ValueError with an arm's name."""
-  try:
-    yield
-  except ValueError as error:
-    raise ValueError(f'the arm {arm!r}: {error}') from error
+  return prefixing(f'the arm {arm!r}: ')
+
+
+def select_arms(arms: Mapping[str, Any], names: Sequence[str] | None) -> dict[str, Any]:
+  """The arms with these names; all if there are none.
+
+  Raises:
+    ValueError: for an unknown name.
+  """
+  for name in names or ():
+    if name not in arms:
+      raise ValueError(f'--arms: the study has no arm {name!r}; {suggest(name, arms)}')
+  return {name: arm for name, arm in arms.items() if not names or name in names}
 
 
 def change_config(base: ConfigDict, changes: Changes) -> ConfigDict:
