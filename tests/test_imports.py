@@ -119,7 +119,7 @@ def test_tfm_has_no_violation(root):
 
 def test_the_root_holds_only_what_every_folder_needs(root):
   files = {path.stem for path in (root / 'tfm').glob('*.py')}
-  assert files == {'__init__', '__main__', 'spec', 'variant_folders', 'shapes', 'errors'}
+  assert files == {'__init__', '__main__', 'variant_folders', 'shapes', 'errors'}
 
 
 def test_no_folder_has_a_name_that_tools_skip(root):
