@@ -106,7 +106,7 @@ def test_prompts_from_a_file(generate, tmp_path):
 def test_batching_does_not_change_the_texts(generate, monkeypatch):
   flags = ['--prompt=a', '--prompt=b', '--num_samples=3', '--max_tokens=12']
   whole = generate(*flags)[1]
-  monkeypatch.setattr('tfm.commands.generate.ROWS', 4)
+  monkeypatch.setattr('tfm.commands._generated_texts.ROWS', 4)
   assert generate(*flags)[1] == whole and whole.count('===\n') == 6
 
 

@@ -1,4 +1,4 @@
-"""The console script: `tfm COMMAND --flags`; every other file of this folder is one command.
+"""The console script: `tfm COMMAND --flags`; every other file of this folder, except `_name.py`, is one.
 
 A command is a module with a docstring, `arguments(parser)` and `main(args)`. `args` holds, besides the
 command's own flags:
@@ -56,7 +56,8 @@ from tfm.studies.study import Study
 
 def command_names() -> tuple[str, ...]:
   """The names of all commands."""
-  return tuple(info.name for info in pkgutil.iter_modules(tfm.commands.__path__) if info.name != 'cli')
+  names = (info.name for info in pkgutil.iter_modules(tfm.commands.__path__))
+  return tuple(name for name in names if name != 'cli' and not name.startswith('_'))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
