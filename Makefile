@@ -63,7 +63,8 @@ oracle: $(VENV)/installed
 # Plans for TPUs and GPUs without the devices, which need the compilers of both; and the kernels of tokamax.
 compilers: $(VENV)/installed
 	$(PIP_INSTALL) -e '.[tpu,cuda-compiler,tokamax]'
-	$(call pytest,$(VENV)) -m 'slow or not slow' tests/analysis/test_plan.py -k 'for_a_topology or for_boxes_of_gpus'
+	$(call pytest,$(VENV)) -m 'slow or not slow' tests/analysis/test_plan.py \
+	  tests/analysis/test_host_rows.py -k 'for_a_topology or for_boxes_of_gpus'
 	$(call pytest,$(VENV)) -m 'slow or not slow' tests/kernels/test_tokamax.py \
 	  tests/parallel/test_compiler_options.py tests/training/test_gradient_reduction.py tests/models/test_remat.py \
 	  tests/training/test_optimizer_offload.py

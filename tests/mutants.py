@@ -41,7 +41,7 @@ TESTS = {
   'data/packing/each': 'data/test_class_labels.py data/test_images.py',
   'data/packing/sentence_pairs': 'objectives/test_masked_lm.py',
   'data/packing/buckets': 'data/test_pairs.py',
-  'data/packing': 'data/test_packing.py data/test_pairs.py data/test_mixture.py data/test_tasks.py',
+  'data/packing': 'data/test_packing.py data/test_pairs.py data/test_mixture.py data/test_task_rows.py',
   'decoding/unroll_layers': 'decoding/test_loop.py',
   'evaluation/attention_page': 'evaluation/test_attention_files.py',
   'evaluation/attention_picture': 'evaluation/test_attention_files.py',

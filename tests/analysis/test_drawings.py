@@ -5,6 +5,7 @@ import pytest
 
 from tfm.analysis import drawings
 from tfm.config.assemble import Experiment
+from tfm.config.names import FromTable
 from tfm.config.overlay import complete
 from tfm.config.resolve import resolve_config
 from tfm.conformance import collect
@@ -107,7 +108,7 @@ def test_what_cannot_be_drawn_is_a_sentence(text, sentence):
 
 
 def test_a_name_of_two_slots_is_ambiguous(monkeypatch):
-  monkeypatch.setitem(SCHEDULES, 'causal', None)
+  monkeypatch.setattr(FromTable, 'list_names', lambda self: ('causal',))
   with pytest.raises(ValueError, match='fits several fields: config.model.mask, config.optimizer.schedule'):
     draw('causal')
 

@@ -1,31 +1,17 @@
 """`tfm plan`: the steps of a tiny run compiled for the eight devices here, and refusals."""
 
-# ruff: noqa: E501  (the error text of a compiler)
-
-import collections
 import dataclasses
 import json
-import math
 import os
 import re
-import shlex
-import types
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
 
-from tests.paths import ROOT
-from tfm.analysis import gpu_targets, mesh_search, plan, plan_report, topology
+from tfm.analysis import gpu_targets, mesh_search, plan, topology
 from tfm.analysis.calibration import read_calibration
-from tfm.analysis.collectives import Collective
-from tfm.analysis.roofline import Bound
 from tfm.commands import cli
-from tfm.config.schema import default_config
-from tfm.data.row_share import process_shares
-from tfm.parallel import chip_specs, sharding
-from tfm.parallel import mesh as meshes
+from tfm.parallel import chip_specs
 from tfm.parallel.chip_specs import Chip
 
 
@@ -121,13 +107,6 @@ def test_a_calibration_without_rates_is_rejected(tmp_path, text, sentence):
     read_calibration(tmp_path / 'c')
 
 
-def test_a_chip_of_two_devices_trains_what_both_do(sums):
-  bound = Bound(compute=2.0, memory=1.0, links=1.0, network=0.0, host=0.0, axes={})
-  one = dataclasses.replace(sums, device='TPU7x', mesh=dict(data=4), tokens=1200, bound=bound)
-  assert one.rates == (300, 600) and one.rates_per_chip == (150, 300)
-  assert dataclasses.replace(one, device='TPU v6 lite').rates_per_chip == (75, 150)
-
-
 @pytest.mark.slow
 def test_experts_count_their_own_rows(run, tmp_path):
   """Each of four devices gathers the rows of all and skips those of the others' experts."""
@@ -169,40 +148,6 @@ def test_a_collective_in_a_loop_of_unknown_length_is_counted_once_with_a_notice(
   assert status == 0 and 'counted once' in out
   [one] = json.loads((tmp_path / 'out' / 'plan.json').read_text())['plans']
   assert any(each['least'] and each['axes'] == ['sequence'] for each in one['collectives'])
-
-
-@pytest.fixture
-def sums():
-  """A plan of a decoding step in whose text no product is left."""
-  text = jax.jit(lambda x: x.sum()).lower(jax.ShapeDtypeStruct((8,), jnp.float32)).compile().as_text()
-  step = types.SimpleNamespace(name='decoding', arguments={}, tokens=8, flops=8000.0, pairs=0.0)
-  return plan.analyze_step(
-    step, meshes.make({'data': -1}), plan.Compiled(text, collections.defaultdict(int), '', 1.0)
-  )
-
-
-def test_decoding_counts_no_less_than_the_model(sums):
-  assert sums.products == 1000 and not sums.is_complete
-  assert (
-    'FLOPs',
-    '1.000e+03',
-    'per device and step, at least: the model’s FLOPs, not all of which are compiled to products',
-  ) in plan_report.summary(sums)
-
-
-def test_what_is_counted_once_is_marked(sums):
-  one = dataclasses.replace(
-    sums,
-    collectives=(
-      Collective('all-gather', ('sequence',), 2, 3, 2**20, least=True),
-      Collective('all-reduce', ('data',), 4, 1, 2**20),
-    ),
-  )
-  title, _, rows = plan_report.tables([one])[-1]
-  assert title == 'decoding: sent by a device in a step (≥: in a loop of unknown trip count, counted once)'
-  assert [row[3:5] for row in rows] == [('≥ 3', '≥ 1.00 MiB'), ('1', '1.00 MiB')]
-  assert [each['least'] for each in plan_report.data(one)['collectives']] == [True, False]
-  assert '≥' not in plan_report.tables([dataclasses.replace(one, collectives=one.collectives[1:])])[-1][0]
 
 
 @pytest.mark.slow
@@ -322,178 +267,6 @@ def test_refusals(run, words, sentence):
   status, _, err = run(*words)
   assert status == 2 and len(err.strip().splitlines()) == 1 and 'kernel: auto' not in err
   assert re.search(sentence, err)
-
-
-REFUSED = """RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space hbm. Used 20.17G of 15.75G hbm. Exceeded hbm capacity by 4.42G.
-
-Total hbm usage >= 20.42G:
-    reserved        258.00M
-    program          18.17G
-    arguments         2.00G
-
-Output size 2.00G; shares 2.00G with arguments.
-"""
-
-
-STEP = types.SimpleNamespace(arguments=dict(parameters=2**30, optimizer=2**31))
-
-
-def test_what_the_compiler_refuses():
-  memory = plan.memory_from_error(STEP, REFUSED, 16 * 2**30)
-  assert (
-    memory.fits is False and memory.capacity == round(15.75 * 2**30) and memory.needed == round(20.17 * 2**30)
-  )
-  assert memory.kinds == dict(reserved=258 * 2**20, program=round(18.17 * 2**30), arguments=2 * 2**30)
-  assert plan.summary(REFUSED).startswith('XLA:TPU compile permanent error. Ran out of memory')
-
-
-@pytest.mark.parametrize(
-  'platform, host, temporaries, source',
-  [
-    ('tpu', (0, 0), 700, 'compiler'),
-    ('tpu', (70, 0), 630, 'compiler'),
-    ('tpu', (70, 5), 1000, 'compiler'),
-    ('cpu', (0, 0), 1000, 'sum'),
-  ],
-)
-def test_what_is_alive_at_once(platform, host, temporaries, source):
-  step = types.SimpleNamespace(arguments=dict(parameters=100, optimizer=150))
-  sizes = dict(argument=260, output=255, alias=250, temp=1000, generated_code=30, peak=965)
-  sizes |= dict(host_arguments=host[0], host_temporaries=host[1])
-  memory = plan.memory_from_compiler(step, sizes, 1100, platform)
-  assert memory.kinds == {
-    'parameters': 100,
-    'optimizer': 150,
-    'other arguments and padding': 10,
-    'results beside the arguments': 5,
-    'temporaries': temporaries,
-    'code': 30,
-  }
-  assert (
-    memory.needed == 295 + temporaries
-    and memory.host == sum(host)
-    and memory.source == source
-    and memory.fits == (source == 'compiler' or memory.needed <= 1100)
-  )
-
-
-def test_a_step_that_fits_may_have_parts_that_are_not_there_at_once(sums):
-  one = dataclasses.replace(sums, memory=plan.Memory({}, 33 * 2**30, 32 * 2**30, 'compiler', host=2**30))
-  assert plan_report.verdict(one) == 'fits in 32.00 GiB; its parts, not all of them at once, are 33.00 GiB'
-
-
-def test_what_it_refuses_of_the_temporaries_alone():
-  memory = plan.memory_from_error(
-    STEP,
-    'RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO temporaries '
-    '(17.40G) exceeds available HBM (15.75G).',
-    16 * 2**30,
-  )
-  assert memory.fits is False and memory.capacity == round(15.75 * 2**30)
-  assert memory.kinds == STEP.arguments | dict(
-    temporaries=round(17.4 * 2**30)
-  ) and memory.needed == 3 * 2**30 + round(17.4 * 2**30)
-
-
-def refuses():
-  raise jax.errors.JaxRuntimeError('UNIMPLEMENTED: of a device that is not here')
-
-
-@pytest.mark.parametrize(
-  'stats, chip, capacity',
-  [
-    (lambda: dict(bytes_limit=100), 'NVIDIA H200', 100),
-    (lambda: None, 'NVIDIA H200', 141 * 10**9),
-    (lambda: None, 'cpu', None),
-    (refuses, 'TPU v5 lite', 16 * 2**30),
-  ],
-)
-def test_an_attached_device_reports_its_memory(stats, chip, capacity):
-  assert (
-    plan.memory_capacity(types.SimpleNamespace(memory_stats=stats), chip_specs.find_chip(chip)) == capacity
-  )
-
-
-def test_what_it_has_no_room_for():
-  memory = plan.memory_from_error(
-    STEP, 'RESOURCE_EXHAUSTED: Out of memory while trying to allocate 12.00GiB.', 2**33
-  )
-  assert memory.fits is False and memory.capacity == 2**33 and memory.needed == 15 * 2**30
-
-
-# From 1 to 1,024 hosts; a slice is named once and counted once or twice.
-TOPOLOGIES = (
-  *('v5e:1x1', 'v5e:4x4', 'v5e:8x8', 'v5e:16x16', 'v6e:4x4', 'v6e:16x16'),
-  *('v4:2x2x1', 'v4:4x4x4', 'v4:8x8x8', 'v5p:2x2x1', 'v5p:4x4x8', 'v5p:8x8x8', 'v5p:16x16x16'),
-)
-MESHES = (
-  dict(data=-1),
-  dict(data=-1, tensor=4),
-  dict(data=2, fsdp=-1),
-  dict(data=2, fsdp=-1, tensor=2),
-  dict(data=2, fsdp=-1, sequence=4, tensor=2),
-  dict(data=-1, expert=4),
-  dict(data=-1, stage=4, tensor=2),
-)
-GRID = [
-  (name, slices, sizes)
-  for name in TOPOLOGIES
-  for slices in (1, 2)
-  for sizes in MESHES
-  if math.prod(map(int, name.partition(':')[2].split('x'))) % math.prod(n for n in sizes.values() if n > 0)
-  == 0
-]
-
-
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize('name, slices, sizes', GRID, ids=str)
-def test_hosts_read_the_rows_of_their_devices_for_a_topology(name, slices, sizes):
-  """Of every host: the rows of its chips and no others; over all hosts each row is counted once.
-
-  Hosts hold tiles of the torus, so that on most meshes their rows lie in several spans.
-  """
-  if not topology.is_libtpu_installed():
-    pytest.skip("libtpu is not installed; pip install -e '.[tpu]'")
-  assert_rows_are_shared(topology.devices(name, slices), sizes, slices)
-
-
-def assert_rows_are_shared(devices, sizes, slices):
-  mesh = meshes.make(sizes, devices, slices if slices > 1 else -1)
-  rows = sharding.batch_sharding(mesh, sharding.parse_rules(default_config().rules))
-  batch_size = 2 * math.prod(mesh.shape[axis] for axis in ('data', 'fsdp', 'expert'))
-  shares = process_shares(rows, batch_size)
-  assert set(shares) == {device.process_index for device in devices}
-  held = {process: set() for process in shares}
-  # Independently of the sharding: the place of a device on the axes of the rows.
-  shape = [mesh.shape[axis] for axis in ('data', 'fsdp', 'expert')]
-  names = list(mesh.shape)
-  for place, device in np.ndenumerate(mesh.devices):
-    at = [place[names.index(axis)] for axis in ('data', 'fsdp', 'expert')]
-    first = 2 * int(np.ravel_multi_index(at, shape))
-    held[device.process_index] |= {first, first + 1}
-  assert {process: set(share.rows.tolist()) for process, share in shares.items()} == held
-  counted = [row for share in shares.values() for row in share.rows[share.counted].tolist()]
-  assert shares[min(shares)].is_complete or sorted(counted) == list(range(batch_size))
-
-
-COMMITTED_PLANS = sorted((ROOT / 'docs' / 'plans').glob('*/plan.json'))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('path', COMMITTED_PLANS, ids=[path.parent.name for path in COMMITTED_PLANS])
-def test_hosts_of_a_committed_plan_read_their_rows_for_a_topology(path):
-  """What was planned can be trained: on the machines of every committed plan each host can read its rows."""
-  command = json.loads(path.read_text())['command']
-  flags = dict(
-    word.removeprefix('--').split('=', 1)
-    for word in shlex.split(command)
-    if word.startswith('--') and '=' in word
-  )
-  if not topology.is_libtpu_installed() or flags['topology'].partition(':')[0] in gpu_targets.GPUS:
-    pytest.skip("libtpu is not installed (pip install -e '.[tpu]'), or the plan is for GPUs")
-  slices = int(flags.get('slices', 1))
-  sizes = json.loads(path.read_text())['plans'][0]['mesh']
-  assert_rows_are_shared(topology.devices(flags['topology'], slices), sizes, slices)
 
 
 @pytest.mark.slow

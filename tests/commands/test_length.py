@@ -93,7 +93,7 @@ def test_the_training_length_has_the_loss_of_the_plain_evaluation(run_dir, capsy
     (['--lengths=16', '--stride=4'], '--stride=4 requires --protocol=sliding'),
     (['--lengths=16', '--protocol=slide'], "protocol='slide' is unknown; "),
     (['--lengths=16', '--metric=bleu'], '--metric=bleu compares generated targets'),
-    (['--lengths=16', '--split=tset'], "has no split 'tset'"),
+    (['--lengths=16', '--split=tset'], "--split='tset' is unknown"),
     (['--lengths=16,24', '--targets=20'], 'targets=20 is less than 48'),
   ],
 )

@@ -1,29 +1,24 @@
-"""The pipeline: who works when, and that what comes out is what one device computes."""
+"""The pipeline: what comes out of it is what one device computes, and stages hold only their layers."""
 
 import dataclasses
 import functools
-import itertools
 import math
 import shutil
 from typing import Any
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.models import pairs
 from tests.training.test_step import EXPERTS, LENGTH, VOCAB, assert_trees_close, batch, prepared, sgd
 from tfm.analysis.collectives import find_collectives
 from tfm.config import mesh_constraints
 from tfm.config.assemble import Experiment
-from tfm.config.resolve import resolve_config
-from tfm.config.schema import BLOCK_FIELDS, default_config, optional
 from tfm.mixers.protocol import ATTENTION, Context
 from tfm.parallel import mesh as meshes
-from tfm.parallel import pipeline_parallelism, sharding
-from tfm.parallel.pipeline_parallelism import Schedule, plan_schedule
+from tfm.parallel import sharding
+from tfm.parallel.pipeline_parallelism import plan_schedule
 from tfm.runs.train import train
 from tfm.training import metrics
 from tfm.training import state as states
@@ -31,95 +26,6 @@ from tfm.training.step import jitted, train_step
 
 
 DEEP = {'model.layers': 4}
-PLANS = [
-  Schedule(S, R, M) for S, R, M in itertools.product((2, 3, 4), (1, 2, 3), (1, 2, 4, 6)) if R == 1 or M >= S
-]
-
-
-class TestSchedule:
-  @pytest.mark.parametrize('plan', PLANS, ids=str)
-  def test_every_microbatch_goes_through_all_groups_in_order(self, plan):
-    """By walking them round: a stage has one piece of work at a time, and gets it from the stage before in
-    the iteration before.
-    """
-    at = plan.iteration_index()
-    S, R, M = plan.stages, plan.repeats, plan.microbatches
-    for s in range(S):
-      assert len(set(at[s].flatten())) == R * M
-    for m in range(M):
-      path = [at[group % S, group // S, m] for group in range(S * R)]
-      steps = np.diff(path)
-      assert (steps > 0).all() and all(step == 1 for i, step in enumerate(steps) if (i + 1) % S)
-    busy = at.size / (plan.iterations * S)
-    assert at.max() == plan.iterations - 1 and plan.bubble == pytest.approx(1 - busy)
-
-  @pytest.mark.parametrize(
-    'S, R, M, bubble',
-    [(4, 1, 4, 3 / 7), (4, 1, 12, 3 / 15), (4, 3, 4, 3 / 15), (8, 1, 32, 7 / 39), (2, 5, 3, 1 / 16)],
-  )
-  def test_bubble(self, S, R, M, bubble):
-    """Huang et al. 2019, §2.3: (K - 1) / (M + K - 1); rounds reduce it as much as more microbatches do."""
-    assert Schedule(S, R, M).bubble == pytest.approx(bubble)
-
-  @pytest.mark.parametrize(
-    'S, R, rows, parts, M',
-    [
-      (2, 1, 64, 2, 8),
-      (4, 1, 64, 1, 16),
-      (4, 2, 64, 1, 8),
-      (4, 1, 60, 2, 30),
-      (4, 1, 8, 2, 4),
-      (2, 1, 8, 8, 1),
-      (4, 8, 64, 1, 4),
-      (2, 1, 7, 2, 7),
-    ],
-  )
-  def test_microbatches_that_nobody_named(self, S, R, rows, parts, M):
-    assert plan_schedule(S, R, 0, rows, parts).microbatches == M
-
-  @pytest.mark.parametrize(
-    'S, R, microbatches, rows, parts, sentence',
-    [
-      (2, 1, 3, 8, 1, 'pipeline.microbatches=3 does not divide 8 rows.*; use 4 or 2'),
-      (2, 1, 8, 8, 2, 'microbatches=8 does not divide 8 rows, of which 2 are computed at once; use 4 or 2'),
-      (
-        4,
-        2,
-        2,
-        8,
-        1,
-        'repeats=2 needs at least as many microbatches as config.mesh.stage=4, and there are 2 of 8 rows'
-        '.*microbatches=4 or 8',
-      ),
-      (4, 2, 0, 8, 4, 'there are 2 of 8 rows, of which 4 are computed at once; use more rows, or repeats=1'),
-    ],
-  )
-  def test_refusals(self, S, R, microbatches, rows, parts, sentence):
-    with pytest.raises(ValueError, match=sentence):
-      plan_schedule(S, R, microbatches, rows, parts)
-
-  @pytest.mark.parametrize(
-    'S, R',
-    [
-      (4, 2),
-      (6, 4),
-      *(
-        pytest.param(*case, marks=pytest.mark.slow)
-        for case in ((2, 2), (2, 4), (4, 6), (3, 2), (4, 3), (8, 8))
-      ),
-    ],
-  )
-  def test_stages_change_groups_without_loss(self, S, R):
-    """Stage s has groups r S + s, and before group r of the layers in order."""
-    groups = jnp.arange(S * R * 2).reshape(S, R * 2)
-    dealt = jax.jit(
-      jax.vmap(
-        lambda own: pipeline_parallelism._exchange_groups(own, S, R), axis_name=pipeline_parallelism.AXIS
-      )
-    )(groups)
-    np.testing.assert_array_equal(
-      dealt.reshape(S, R, 2), np.arange(S * R * 2).reshape(R, S, 2).swapaxes(0, 1)
-    )
 
 
 @dataclasses.dataclass
@@ -259,6 +165,8 @@ MESHES = [
     dict(stage=2, sequence=2, fsdp=2),
   )
 ]
+
+
 MESHES += [
   (dict(stage=4, data=2), {}),
   (dict(stage=4, tensor=2), {}),
@@ -352,64 +260,6 @@ def test_dropout_depends_on_the_seed_and_differs_by_layer_and_microbatch(tiny):
   assert first == again and first[0]['loss'] != other[0]['loss']
 
 
-class Drops(nn.Module):
-  """Adds, in the decimal digit of the layer, 0 or 2 to each number."""
-
-  @nn.compact
-  def __call__(self, x, memory, context, cache):
-    number = self.param('number', lambda key: jnp.float32(0))
-    return x + nn.Dropout(0.5, deterministic=False)(jnp.ones_like(x)) * number, None
-
-
-@pytest.mark.slow
-def test_each_layer_and_microbatch_drops_for_itself():
-  from tfm.models.stack import Stack
-
-  rules = sharding.parse_rules(default_config().rules)
-  stack, x = Stack((Drops,), 4, True, 'none', 4, 2), jnp.zeros((8, 40, 10))
-  params = {'layers': {'block_0': {'number': 10.0 ** jnp.arange(4)}}}
-  with sharding.context(meshes.make(dict(stage=2, data=2), jax.devices()[:4]), rules):
-    result, _ = jax.jit(
-      lambda p, x: stack.apply(
-        {'params': p},
-        x,
-        None,
-        Context.contiguous(x[..., 0], train=True),
-        None,
-        rngs={'dropout': jax.random.key(0)},
-      )
-    )(params, x)
-  digits = np.asarray(result).astype(int)
-  # Microbatch i has rows i and i + 4; two rows of one microbatch draw from one key, at other places.
-  drawn = [digits[row] // 10**layer % 10 for layer in range(4) for row in range(8)]
-  assert all(set(np.unique(d)) == {0, 2} for d in drawn)
-  assert all(abs((a == b).mean() - 0.5) < 0.12 for a, b in itertools.combinations(drawn, 2))
-
-
-@pytest.mark.slow
-def test_a_memory_travels_with_its_microbatch():
-  """Rows of unequal length on both sides; gradients of the encoder too, through its own pipeline."""
-  model, params = pairs.make_model(layers=4, encoder=dict(layers=2), position='t5')
-  draw = np.random.default_rng(0)
-  tokens, source = draw.integers(0, pairs.VOCAB, (2, 8, 12))
-  lengths = draw.integers(1, 13, (2, 8, 1))
-  here, there = (pairs.context(np.arange(12) < n) for n in lengths)
-
-  def loss(params):
-    y, _ = model.apply({'params': params}, tokens, here, None, source, there)
-    return (jnp.sin(y) * (here.segments > 0)[..., None]).sum()
-
-  run = jax.value_and_grad(loss)
-  target, expected = jax.jit(run)(params)
-  boxed = jax.eval_shape(model.init, jax.random.key(0), *model.example(1, 4))['params']
-  mesh, rules = meshes.make(dict(stage=2, data=2, tensor=2)), sharding.parse_rules(pairs.config().rules)
-  with sharding.context(mesh, rules):
-    got, grads = jax.jit(run)(jax.device_put(params, sharding.named_shardings(boxed, mesh, rules)))
-  np.testing.assert_allclose(got, target, rtol=1e-5)
-  size = max(float(np.abs(x).max()) for x in jax.tree.leaves(expected))
-  assert_trees_close(grads, expected, rtol=1e-4, atol=1e-5 * size)
-
-
 def placed(model, config, mesh):
   """The same random parameters, on one device and on a mesh, and the mesh's context."""
   result = meshes.make(mesh, jax.devices()[: math.prod(mesh.values())])
@@ -421,59 +271,6 @@ def placed(model, config, mesh):
     jax.device_put(params, sharding.named_shardings(boxed, result, rules)),
     functools.partial(sharding.context, result, rules),
   )
-
-
-@pytest.mark.slow
-def test_patterns_prefixes_and_packed_rows(tiny):
-  """Two turns of a pattern of two, in documents side by side that have prefixes."""
-  config = tiny(**DEEP, objective='prefix_lm', **{'data.packing': 'first_fit'})
-  config.model.blocks = dict(
-    near=optional(BLOCK_FIELDS) | dict(mask='causal & window(3)'),
-    far=optional(BLOCK_FIELDS) | dict(mask='prefix | causal', position='none'),
-  )
-  config.model.pattern = ('near', 'far')
-  config = resolve_config(config)
-  model = Experiment(config).build_model(VOCAB, causal=False)
-  params, cut, on = placed(model, config, dict(stage=2, data=2))
-  draw = np.random.default_rng(0)
-  tokens, ends = draw.integers(0, VOCAB, (8, LENGTH)), draw.integers(4, LENGTH - 4, (8, 1))
-  i = np.arange(LENGTH)
-  context = Context(
-    jnp.asarray(np.where(i < ends, i, i - ends)),
-    jnp.asarray(1 + (i >= ends)),
-    prefix=jnp.asarray(np.where(i < ends, 2, draw.integers(0, 4, (8, 1)))),
-  )
-
-  def loss(params):
-    return jnp.sin(100 * model.apply({'params': params}, tokens, context)[0]).sum()
-
-  target, expected = jax.jit(jax.value_and_grad(loss))(params)
-  with on():
-    got, grads = jax.jit(jax.value_and_grad(loss))(cut)
-  np.testing.assert_allclose(got, target, rtol=1e-5)
-  size = max(float(np.abs(x).max()) for x in jax.tree.leaves(expected))
-  assert_trees_close(grads, expected, rtol=1e-4, atol=1e-5 * size)
-
-
-@pytest.mark.slow
-def test_keys_of_other_layers(tiny):
-  """Two turns of a block with keys and values and one without."""
-  config = tiny(**DEEP)
-  config.model.blocks = dict(own=optional(BLOCK_FIELDS), other=optional(BLOCK_FIELDS) | dict(own_keys=False))
-  config.model.pattern = ('own', 'other')
-  model = Experiment(resolve_config(config)).build_model(VOCAB)
-  params, cut, on = placed(model, config, dict(stage=2, data=2))
-  tokens = np.random.default_rng(0).integers(0, VOCAB, (8, LENGTH))
-
-  def loss(params):
-    return jnp.sin(100 * model.apply({'params': params}, tokens, Context.contiguous(tokens))[0]).sum()
-
-  target, expected = jax.jit(jax.value_and_grad(loss))(params)
-  with on():
-    got, grads = jax.jit(jax.value_and_grad(loss))(cut)
-  np.testing.assert_allclose(got, target, rtol=1e-5)
-  size = max(float(np.abs(x).max()) for x in jax.tree.leaves(expected))
-  assert_trees_close(grads, expected, rtol=1e-4, atol=1e-5 * size)
 
 
 @pytest.mark.slow
