@@ -98,6 +98,7 @@ def test_importing_tfm_imports_no_other_package(root, tmp_path):
     (['evaluate', '--workdir=run', '--split=tset'], "--split='tset'.*mean 'test'"),
     (['evaluate', '--workdir=run', '--lengths=8', '--protocol=slidin'], "did you mean 'sliding'"),
     (['export', '--workdir=run', '--to=x', '--format=onx(length=8)'], "--format='onx.*mean 'onnx'"),
+    (['export', '--workdir=run', '--to=x', '--family=gtp2'], "--family='gtp2' is unknown.*mean 'gpt2'"),
     (['generate', '--workdir=run', '--prompt=x', '--penalty=gnm(0.6)'], "--penalty='gnm.*mean 'gnmt'"),
     (['generate', '--workdir=run', '--prompt=x', '--stopping=provn'], "did you mean 'proven'"),
     (['import', '--from=x', '--workdir=y', '--config.data.source=txt'], "did you mean 'text'"),

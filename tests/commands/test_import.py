@@ -187,7 +187,7 @@ def test_training_starts_from_an_imported_run(folders, tiny, capsys):
       ['export', '--workdir=OWN', '--to=NEW', '--family=llama'],
       "config.model.feed_forward='gelu_tanh' has no config.json value",
     ),
-    (['export', '--workdir=OWN', '--to=NEW', '--family=gpt3'], "--family='gpt3' is not supported"),
+    (['export', '--workdir=OWN', '--to=NEW', '--family=gpt3'], "--family='gpt3' is unknown"),
     (['train', '--config=NEW/config.json', '--workdir=NEW'], 'config.json is no file'),
   ],
 )

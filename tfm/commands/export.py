@@ -23,6 +23,7 @@ from tfm import spec
 from tfm.commands.cli import add_process_flags, add_run_flags, assign_overrides, validate_flag
 from tfm.config.names import FromSlot
 from tfm.errors import prefixing, require
+from tfm.hf.model_types import validate_model_type
 
 
 OVERRIDES = '--config.'  # --config.mesh.fsdp=N
@@ -50,6 +51,9 @@ def arguments(parser):
 
 def validate(args):
   validate_flag('format', FromSlot('huggingface', 'exports'), args.format)
+  if args.family:
+    with prefixing('--family='):
+      validate_model_type(args.family)
 
 
 def main(args):
