@@ -12,7 +12,7 @@ from tfm.config.names import OneOf
 def validate_model_type(name: str) -> None:
   """Raises ValueError for a model_type that no family has.
 
-  Families of folders outside the package are known when they are imported; with such folders each name passes.
+  Families outside the package are known only when they are imported; with folders of such, each name passes.
   """
   if not variant_folders.folders():
     OneOf('', list_model_types()).validate(name)
