@@ -10,8 +10,10 @@ import sys
 import pytest
 import zstandard
 
+from tfm import spec
 from tfm.data import splitting
 from tfm.data.corpus import RawDocuments, prepare_corpus
+from tfm.data.source_paths import specs_of_path
 
 
 SPLITS = ('train', 'validation', 'test')
@@ -318,6 +320,13 @@ def test_a_path_alone_is_refused_with_the_specs_that_read_it(path, specs, tmp_pa
   with pytest.raises(ValueError) as error:
     make_source(path)
   assert str(error.value) == f'{path!r} is a path, not a source; use {specs.format(f"{tmp_path}/")}'
+
+
+def test_suffixes_that_cannot_be_read_are_refused_with_their_file(tmp_path, monkeypatch):
+  (tmp_path / 'mine.py').write_text('class Mine:\n  suffixes = (*KNOWN,)')
+  monkeypatch.setattr(spec, 'variant_files', lambda package: {'mine': str(tmp_path / 'mine.py')})
+  with pytest.raises(ValueError, match='mine.py cannot be read as a source whose suffixes are literals'):
+    specs_of_path('a.txt')
 
 
 @pytest.mark.parametrize(
