@@ -172,3 +172,13 @@ def test_train_evaluate_generate_and_resume_on_own_files(capsys, root, monkeypat
   (tmp_path / 'plays' / 'two.txt').write_text('Another play altogether.\n' * 50)
   status, _, err = tfm(capsys, *train, '--config.training.steps=40')
   assert status == 2 and 'holds other data' in err
+
+
+def test_overrides_of_a_run_are_those_of_its_config_in_a_folder_of_any_name(tmp_path):
+  folder = tmp_path / 'a+b:smoke,c'
+  folder.mkdir()
+  cli.validate_run_overrides(str(folder), ['--config.model.kernel=dense'])  # it may have no config.json
+  (folder / 'config.json').write_text('{"model": {"blocks": {"own": {}}}}')
+  cli.validate_run_overrides(str(folder), ['--config.model.blocks.own.kernel=dense'])
+  with pytest.raises(ValueError, match='other.kernel=.dense. is not a field; .*known: own'):
+    cli.validate_run_overrides(str(folder), ['--config.model.blocks.other.kernel=dense'])

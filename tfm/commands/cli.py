@@ -46,7 +46,15 @@ from tfm.config.library import summary
 from tfm.config.load import load_config
 from tfm.config.overlay import assign_text, complete
 from tfm.config.schema import checked_fields, default_config, field_ranges, leaves, validate_fields
-from tfm.errors import INVALID_INPUT_STATUS, MachineFailure, abridge, prefixing, require, suggest
+from tfm.errors import (
+  INVALID_INPUT_STATUS,
+  MachineFailure,
+  abridge,
+  prefixing,
+  read_json_object,
+  require,
+  suggest,
+)
 from tfm.parallel import timeouts
 from tfm.runs.summary import require_run
 from tfm.spec import format_range
@@ -319,7 +327,7 @@ def validate_run_overrides(workdir: str, argv: Sequence[str]) -> None:
   """`validate_overrides` of the config of a run."""
   file = pathlib.Path(workdir, 'config.json')
   if argv and file.is_file():
-    validate_overrides(load_config(str(file)), argv)
+    validate_overrides(complete(read_json_object(file, 'the config of a run')), argv)
 
 
 def split_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:
