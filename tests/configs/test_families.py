@@ -61,12 +61,15 @@ PUBLISHED = {
     '1.1-xl': 2_849_757_184,
     '1.1-xxl': 11_135_332_352,
   },
+  'clip': {'b32': 151_277_313, 'b16': 149_620_737, 'l14': 427_616_513},
   'vit': {'ti16': 5_717_416, 's16': 22_050_664, 'b16': 86_567_656, 'b32': 88_224_232, 'l16': 304_326_632},
 }
 # Sizes that were never published.
-OURS = {'bert': ('tiny',), 'vit': ('digits',)}
+OURS = {'bert': ('tiny',), 'clip': ('digits',), 'vit': ('digits',)}
 # vocab_multiple for families whose published table is padded, or that have none.
 VOCAB_MULTIPLE = {'t5': 128, 'vit': 128}
+# The published vocabulary, if the tokenizer of the config has another.
+VOCAB = {'clip': 49_408}
 
 
 def resolve_size(family, name):
@@ -76,7 +79,8 @@ def resolve_size(family, name):
 def count_parameters(family, name):
   config = resolve_size(family, name)
   config.model.vocab_multiple = VOCAB_MULTIPLE.get(family, 1)
-  model = Experiment(config).build_model(estimate.vocabulary_size_of(Experiment(config).tokenizer))
+  vocab = VOCAB.get(family) or estimate.vocabulary_size_of(Experiment(config).tokenizer)
+  model = Experiment(config).build_model(vocab)
   boxed = jax.eval_shape(lambda key: states.init_params(model, key, 1, 8), jax.random.key(0))
   return sum(math.prod(x.shape) for x in jax.tree.leaves(nn.unbox(boxed)))
 

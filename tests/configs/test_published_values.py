@@ -118,6 +118,26 @@ VALUES = {
     f'llama.py:{size}': (LLAMA3, ADAMW_LLAMA | {'optimizer.learning_rate': rate, 'data.length': 8192})
     for size, rate in {'3-8b': 3e-4, '3-70b': 1.5e-4, '3.1-405b': 8e-5}.items()
   },
+  'clip.py:b32': (
+    'Radford et al. 2021, Tables 18 and 20, §2.4',
+    {
+      'optimizer.name.b1': 0.9,
+      'optimizer.name.b2': 0.98,
+      'optimizer.name.eps': 1e-6,
+      'optimizer.name.weight_decay': 0.2,
+      'optimizer.learning_rate': 5e-4,
+      'optimizer.warmup': 2000,
+      'training.batch_size': 32_768,
+      'data.length': 77,
+      'model.layers': 12,
+      'model.width': 512,
+      'model.heads': 8,
+      'model.encoder.layers': 12,
+      'model.encoder.width': 768,
+      'model.encoder.heads': 12,
+      'model.patch': 32,
+    },
+  ),
   'vit.py': (
     'Dosovitskiy et al. 2021, Table 3 (ImageNet), App. B.1',
     {

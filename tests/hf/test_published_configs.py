@@ -20,6 +20,41 @@ COMMON_FIELDS = dict(
   initializer_range=0.02, torch_dtype='float16', transformers_version='4.27.4', use_cache=True
 )
 
+# What older files repeat for each encoder of CLIP.
+CLIP_FIELDS = dict(
+  _name_or_path='',
+  add_cross_attention=False,
+  architectures=None,
+  attention_dropout=0.0,
+  bad_words_ids=None,
+  bos_token_id=0,
+  chunk_size_feed_forward=0,
+  cross_attention_hidden_size=None,
+  decoder_start_token_id=None,
+  dropout=0.0,
+  eos_token_id=2,
+  hidden_act='quick_gelu',
+  id2label={'0': 'LABEL_0', '1': 'LABEL_1'},
+  initializer_factor=1.0,
+  initializer_range=0.02,
+  is_decoder=False,
+  is_encoder_decoder=False,
+  layer_norm_eps=1e-05,
+  max_length=20,
+  num_hidden_layers=12,
+  output_attentions=False,
+  pad_token_id=1,
+  pruned_heads={},
+  return_dict=True,
+  tie_encoder_decoder=False,
+  tie_word_embeddings=True,
+  top_k=50,
+  torch_dtype=None,
+  torchscript=False,
+  transformers_version='4.16.0.dev0',
+  use_bfloat16=False,
+)
+
 # Name → (parameters, config.json).
 PUBLISHED = {
   'EleutherAI/gpt-neox-20b': (
@@ -368,6 +403,36 @@ PUBLISHED = {
       vocab_size=50280,
     ),
   ),
+  'openai/clip-vit-base-patch32': (
+    151_277_313,
+    dict(
+      architectures=['CLIPModel'],
+      initializer_factor=1.0,
+      logit_scale_init_value=2.6592,
+      model_type='clip',
+      projection_dim=512,
+      text_config=CLIP_FIELDS
+      | dict(
+        hidden_size=512,
+        intermediate_size=2048,
+        max_position_embeddings=77,
+        model_type='clip_text_model',
+        num_attention_heads=8,
+        vocab_size=49408,
+      ),
+      text_config_dict=None,
+      vision_config=CLIP_FIELDS
+      | dict(
+        hidden_size=768,
+        image_size=224,
+        intermediate_size=3072,
+        model_type='clip_vision_model',
+        num_attention_heads=12,
+        patch_size=32,
+      ),
+      vision_config_dict=None,
+    ),
+  ),
   'mistralai/Mamba-Codestral-7B-v0.1': (
     7_285_403_648,
     dict(
@@ -415,4 +480,5 @@ def test_published_config_has_the_published_parameter_count(name):
   config, output, _, vocab, _ = from_config.config_from_hf(family, fields)
   model = from_config.build_model(config, vocab)
   params = jax.eval_shape(lambda key: state.init_params(model, key, 1, 4), jax.random.key(0))
-  assert output == 'vocabulary' and sum(math.prod(x.shape) for x in jax.tree.leaves(params)) == count
+  assert output == ('pairs' if fields['model_type'] == 'clip' else 'vocabulary')
+  assert sum(math.prod(x.shape) for x in jax.tree.leaves(params)) == count

@@ -76,6 +76,19 @@ FIELDS = {
   'bert': BERT,
   'bloom': dict(vocab_size=VOCAB, hidden_size=32, n_layer=2, n_head=4, layer_norm_epsilon=1e-3),
   'camembert': BERT,
+  'clip': dict(
+    text_config=COMMON | dict(intermediate_size=48, max_position_embeddings=ROWS, eos_token_id=VOCAB - 1),
+    vision_config=dict(
+      hidden_size=24,
+      num_hidden_layers=2,
+      num_attention_heads=2,
+      intermediate_size=40,
+      image_size=8,
+      patch_size=4,
+      layer_norm_eps=1e-3,
+    ),
+    projection_dim=32,
+  ),
   'deberta': DEBERTA | dict(architectures=['DebertaForMaskedLM']),
   'deberta-v2': DEBERTA | dict(position_buckets=8, norm_rel_ebd='layer_norm', conv_kernel_size=3),
   'deepseek_v2': LLAMA

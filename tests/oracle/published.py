@@ -137,8 +137,8 @@ def assert_same_parameters(one, other, skip_rows={}):
   """
   others = dict(other.named_parameters())
   for name, parameter in one.named_parameters():
-    difference = (parameter.detach().numpy() - others[name].detach().numpy())[skip_rows.get(name, 0) :]
-    assert np.abs(difference).max() < 1e-6, name
+    difference = np.atleast_1d(parameter.detach().numpy() - others[name].detach().numpy())
+    assert np.abs(difference[skip_rows.get(name, 0) :]).max() < 1e-6, name
 
 
 def count_skipped_rows(model):

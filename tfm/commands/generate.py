@@ -135,6 +135,10 @@ def main(args):
   loaded = load.load(
     args.workdir, args.step, args.average, lambda config: assign_overrides(config, args.overrides)
   )
+  require(
+    loaded.config.model.architecture != 'image_text',
+    f'--workdir={args.workdir} holds an image-text model, which generates no text; use tfm evaluate',
+  )
   is_encoder_decoder = hasattr(loaded.model, 'encode')
   require(
     is_encoder_decoder or args.forced is None,

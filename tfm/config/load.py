@@ -70,6 +70,8 @@ def smoke(config: ConfigDict) -> ConfigDict:
     part.update({field: None for field in ('heads', 'head_width', 'feed_forward_width') if field in part})
     if 'pattern' in part:
       part.layers = max(2, len(part.pattern))
+  if 'width' in model.encoder:
+    model.encoder.width = None
   lifted = model.embedding_width not in (None, model.width)
   model.update(width=32, heads=4, embedding_width=16 if lifted else None)
   if not model.patch:  # the number of patches of an image is fixed

@@ -3,7 +3,7 @@
 from ml_collections import ConfigDict
 
 from tfm import spec
-from tfm.config.schema import parts, validate_fields
+from tfm.config.schema import encoder_sections, parts, validate_fields
 from tfm.errors import require
 
 
@@ -32,18 +32,21 @@ def resolve_config(config: ConfigDict) -> ConfigDict:
   for name, block in model.blocks.items():
     inherit(block, model.encoder if name in model.encoder.get('pattern', ()) else model)
   for where, block in parts(config).items():
+    # Of an image-text model the encoder has a width of its own.
+    section = 'model.encoder' if where in encoder_sections(model) and 'width' in model.encoder else 'model'
+    width = model.encoder.width if section == 'model.encoder' else model.width
     if block.head_width is None:
       require(
-        model.width % block.heads == 0,
-        f'config.{where}.heads={block.heads} does not divide config.model.width={model.width}; use a '
+        width % block.heads == 0,
+        f'config.{where}.heads={block.heads} does not divide config.{section}.width={width}; use a '
         f'divisor, or set config.{where}.head_width',
       )
-      block.head_width = model.width // block.heads
+      block.head_width = width // block.heads
     if block.kv_heads is None:
       block.kv_heads = block.heads
     if 'feed_forward' in block and block.feed_forward_width is None:
       try:
-        block.feed_forward_width = default_hidden(block.feed_forward, model.width)
+        block.feed_forward_width = default_hidden(block.feed_forward, width)
       except ValueError as error:
         raise ValueError(f'config.{where}.feed_forward={error}') from error
   return config

@@ -139,9 +139,9 @@ def _fields() -> dict[str, Any]:
       reader_threads=Ranged(2, Annotated[int, Interval(ge=0, le=1024)]),
     ),
     model=dict(
-      # decoder, encoder_decoder, encoder
+      # decoder, encoder_decoder, encoder, image_text
       architecture=OneOf('decoder', 'config.assemble.models:ARCHITECTURES'),
-      # in an encoder-decoder this and the following describe the decoder
+      # in an encoder-decoder this and the following describe the decoder, in an image-text model the text
       layers=Ranged(6, Annotated[int, Interval(ge=1, le=10_000)]),
       width=Ranged(384, Size),  # D, channels of a token between blocks
       heads=Ranged(6, Size),  # H, query heads
@@ -210,7 +210,8 @@ def _fields() -> dict[str, Any]:
       # names in `blocks`, repeated over the layers; (): all layers are equal
       pattern=Ranged((), tuple[str, ...]),
       blocks=dict(),  # name → block fields that differ from the model's
-      encoder=dict(),  # encoder-decoders: the encoder's layers, pattern and differing block fields
+      # encoder-decoders and image-text models: the encoder's layers, pattern and differing block fields
+      encoder=dict(),
       cross=dict(),  # encoder-decoders: the differing fields of cross-attention
     ),
     # tfm/objectives: causal_lm(label_smoothing, z_loss), seq2seq, …
@@ -321,6 +322,9 @@ def add_architecture_sections(model: ConfigDict) -> None:
   if model.architecture == 'encoder_decoder' and not model.encoder:
     model.encoder = optional(('layers', *BLOCK_FIELDS)) | dict(pattern=(), mask='full')
     model.cross = optional(CROSS_FIELDS) | dict(mask='full', position='none')
+  if model.architecture == 'image_text' and not model.encoder:
+    fields = 'layers', 'width', 'embedding_norm', *BLOCK_FIELDS
+    model.encoder = optional(fields) | dict(pattern=(), mask='full')
 
 
 def parts(config: ConfigDict) -> dict[str, ConfigDict]:
@@ -329,6 +333,11 @@ def parts(config: ConfigDict) -> dict[str, ConfigDict]:
   sections = {'model': model, 'model.encoder': model.encoder, 'model.cross': model.cross}
   sections |= {f'model.blocks.{name}': block for name, block in model.blocks.items()}
   return {path: section for path, section in sections.items() if section}
+
+
+def encoder_sections(model: ConfigDict) -> frozenset[str]:
+  """The paths of the sections that describe blocks of an encoder beside the model's own stack."""
+  return frozenset({'model.encoder', *(f'model.blocks.{name}' for name in model.encoder.get('pattern', ()))})
 
 
 def leaves(config: Mapping, prefix: str = '') -> Iterator[tuple[str, Any]]:

@@ -72,6 +72,12 @@ def validate_training(experiment: Experiment) -> None:
     f'config.objective={config.objective!r} does not support; set it to 0',
   )
   require(
+    t.gradient_accumulation == 1 or experiment.objective.supports_accumulation,
+    f'config.training.gradient_accumulation={t.gradient_accumulation} divides the batch, and '
+    f'config.objective={config.objective!r} compares all of its rows with each other; set it to 1, and '
+    'divide the batch among more devices, or recompute with config.model.remat',
+  )
+  require(
     not experiment.objective.reference_workdir or config.mesh.stage == 1,
     f'config.mesh.stage={config.mesh.stage} divides the layers of one model, and '
     f'config.objective={config.objective!r} reads two; use config.mesh.fsdp',
@@ -300,6 +306,7 @@ DOCUMENT_KINDS = {
   ),
   ('text', 'label'): ('texts with a label', "labelled('*.tsv')", 'each'),
   ('image', 'label'): ('images with a label', 'digits', 'each'),
+  ('image', 'text', 'label'): ('images with a text and a label', "captions('digits')", 'each'),
   ('text', 'answers'): ('texts with answers', 'copy', 'answered'),
   ('text', 'labels'): ('texts with a label for each word', "tagged('*.conll')", 'each'),
 }
@@ -352,7 +359,7 @@ def validate_documents(experiment: Experiment) -> None:
   )
   default = default_config().data.tokenizer
   require(
-    'image' not in source.fields or d.tokenizer == default,
+    'image' not in source.fields or 'text' in source.fields or d.tokenizer == default,
     f'config.data.tokenizer={d.tokenizer!r} has no effect on the images of config.data.source={d.source!r}; '
     f'leave it at {default!r}',
   )

@@ -83,7 +83,8 @@ class TestObjective:
   def test_what_it_declares_is_known(self, name):
     objective = build('objective', name)
     assert (
-      set(objective.architectures) <= {'decoder', 'encoder', 'encoder_decoder'} and objective.architectures
+      set(objective.architectures) <= {'decoder', 'encoder', 'encoder_decoder', 'image_text'}
+      and objective.architectures
     )
     assert set(objective.supported_layouts) <= set(LAYOUTS) and objective.supported_layouts
     assert all(isinstance(kind, tuple) and kind for kind in objective.document_kinds)
@@ -122,6 +123,9 @@ class FirstCall(nn.Module):
 
   def features(self, inputs, context, types_or_caches=None, *memory):
     raise Called([context, *memory], self.has_rng('dropout'))
+
+  def embed_texts(self, tokens, context):
+    raise Called([context], self.has_rng('dropout'))
 
   def classify(self, *args):
     pass

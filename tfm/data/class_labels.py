@@ -9,7 +9,7 @@ import numpy as np
 from tfm.data import cache, progress_bar
 from tfm.data.corpus import Corpus
 from tfm.data.documents import IMAGE, INFINITE
-from tfm.data.images import Images
+from tfm.data.images import CaptionedImages, Images
 from tfm.data.tokenizers.protocol import Tokenizer
 from tfm.data.tokens import InfiniteDocuments, LabelledTexts, Labels, Tokens, WordLabels, align_word_labels
 from tfm.shapes import Int
@@ -105,6 +105,14 @@ def load_images(corpus: Corpus, split: str, cache_dir: pathlib.Path) -> Images:
   classes, _ = class_ids(corpus, split, cache_dir)
   names = class_names(corpus, cache_dir)
   return Images(f'{corpus.name} {split}', corpus.splits[split][IMAGE], classes, names)
+
+
+def load_captioned_images(
+  corpus: Corpus, split: str, text: Tokens, cache_dir: pathlib.Path
+) -> CaptionedImages:
+  """Returns the images of a split with the class and the text of each; raises as `class_ids`."""
+  images = load_images(corpus, split, cache_dir)
+  return CaptionedImages(images.name, images.images, images.classes, images.names, text)
 
 
 def _split_labels(corpus: Corpus, text: str) -> list[str]:

@@ -12,7 +12,7 @@ import pathlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from tfm.data import cache, progress_bar, splitting
-from tfm.data.documents import ANSWERS, INFINITE, LABELS, SPLITS, Document, Field, Survey
+from tfm.data.documents import ANSWERS, IMAGE, INFINITE, LABELS, SPLITS, Document, Field, Survey
 from tfm.data.tokenizers.protocol import PreparedTokenizer
 
 
@@ -64,8 +64,8 @@ class Corpus:
 
   @property
   def input_fields(self) -> tuple[str, ...]:
-    """The fields that are neither labels nor answers."""
-    return tuple(field for field in self.fields if field not in (*LABELS, ANSWERS))
+    """The fields that are texts, and neither labels nor answers."""
+    return tuple(field for field in self.fields if field not in (*LABELS, ANSWERS, IMAGE))
 
   @property
   def label_field(self) -> str | None:

@@ -1,7 +1,7 @@
 """What a document is, and the hash of a set of documents.
 
-A document has one or more fields: a text, a source and its translation, or a text or an image with its
-labels.
+A document has one or more fields: a text, a source and its translation, a text or an image with its labels,
+or an image with its text and its label.
 """
 
 import collections

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tfm.data.tokens import Tokens
 from tfm.errors import importing_extra
 
 
@@ -38,6 +39,17 @@ class Images:
   def targets(self) -> int:
     """The number of classes to predict in one epoch."""
     return self.documents
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class CaptionedImages(Images):
+  """Images with a text each.
+
+  Attributes:
+    text: the tokens of the texts, one for each image.
+  """
+
+  text: Tokens
 
 
 def validate_size(size: int, channels: int) -> None:

@@ -97,7 +97,7 @@ class TextData(Data):
     )
 
   def _tokens(self, split):
-    """Encodes texts, or pairs, with their labels or answers if the documents have them."""
+    """Encodes texts, or pairs, with their images, labels or answers if the documents have them."""
 
     def tokenize_field(field):
       tokenizer = self.source_tokenizer if field == 'source' and self.source_tokenizer else self.tokenizer
@@ -105,6 +105,8 @@ class TextData(Data):
 
     name = f'{self.corpus.name} {split}'
     tokens = {field: tokenize_field(field) for field in self.corpus.input_fields}
+    if IMAGE in self.corpus.fields:
+      return class_labels.load_captioned_images(self.corpus, split, tokens['text'], self.cache_dir)
     if self.corpus.label_field:
       return class_labels.load_labelled_texts(
         self.corpus, split, tokens['text'], self.tokenizer, self.cache_dir

@@ -61,6 +61,12 @@ def build_forward(run: Run, batch: int = 0, length: int = 0) -> Forward:
   Args:
     batch, length: the sizes of its inputs; 0: any.
   """
+  architecture = run.config.model.architecture
+  require(
+    architecture != 'image_text',
+    f'config.model.architecture={architecture!r} has two inputs and no format for them; use tfm export '
+    '--format=safetensors',
+  )
   model, params = flops.with_kernel(run.model, Dense()), jax.device_get(merge_adapters(run.params))
   model, params = unroll_layers(model, params)
   if isinstance(model, EncoderDecoder):

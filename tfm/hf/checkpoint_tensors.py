@@ -233,7 +233,8 @@ def convert_to_params(
 ) -> Iterator[tuple[str, int | None, np.ndarray]]:
   """Yields (path, index along the stacked layers or None, values) of each parameter that the tensors hold."""
   x = arrays[0] if isinstance(weight.names, str) else np.stack(arrays)
-  x = x[weight.skip_rows :]
+  if weight.skip_rows:
+    x = x[weight.skip_rows :]
   if weight.pattern:
     x = einops.rearrange(x, weight.pattern, **weight.sizes)
   if weight.scale != 1 or weight.offset:

@@ -20,12 +20,14 @@ class Inputs:
     context: of the tokens or patches.
     types: token types [B, T], for encoders that have them.
     targets: the target's token ids [B, T], for encoder-decoders.
+    images: [B, H, W, Q], for image-text models.
   """
 
   main: Array
   context: Context
   types: Array | None = None
   targets: Array | None = None
+  images: Array | None = None
 
 
 @functools.partial(jax.jit, static_argnums=(0, 2))
@@ -67,8 +69,18 @@ def _run_vision(model, params, output, inputs):
   return model.apply({'params': params}, inputs.main, inputs.context)[0]['classification']
 
 
+@functools.partial(jax.jit, static_argnums=(0, 2))
+def _run_image_text(model, params, output, inputs):
+  """Logits of every image with every text."""
+  return model.apply({'params': params}, inputs.images, inputs.main, inputs.context)[0]
+
+
 FORWARD = dict(
-  decoder=_run_decoder, encoder=_run_encoder, encoder_decoder=_run_encoder_decoder, vision=_run_vision
+  decoder=_run_decoder,
+  encoder=_run_encoder,
+  encoder_decoder=_run_encoder_decoder,
+  vision=_run_vision,
+  image_text=_run_image_text,
 )
 # The names of the inputs of each kind of model; the first is required.
 INPUT_NAMES = dict(
@@ -76,6 +88,7 @@ INPUT_NAMES = dict(
   encoder=('input_ids', 'attention_mask', 'token_type_ids', 'global_attention_mask'),
   encoder_decoder=('input_ids', 'attention_mask', 'decoder_input_ids'),
   vision=('pixel_values',),
+  image_text=('input_ids', 'attention_mask', 'pixel_values'),
 )
 # Input → whether a config.model reads it.
 INPUT_CONDITIONS = {

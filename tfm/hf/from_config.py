@@ -30,8 +30,15 @@ OBJECTIVES = {
   ('encoder', 'token_classes'): 'classification({classes}, words=True)',
   ('encoder_decoder', 'vocabulary'): 'seq2seq',
   ('encoder_decoder', 'features'): 'seq2seq',
+  ('image_text', 'pairs'): 'contrastive',
 }
-PACKINGS = {'masked_lm': 'concat', 'causal_lm': 'concat', 'seq2seq': 'padded', 'classification': 'each'}
+PACKINGS = {
+  'masked_lm': 'concat',
+  'causal_lm': 'concat',
+  'seq2seq': 'padded',
+  'classification': 'each',
+  'contrastive': 'each',
+}
 
 
 # A special token: files have -1 for one that the tokenizer lacks, and several tokens may end a text.

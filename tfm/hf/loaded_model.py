@@ -18,7 +18,15 @@ from tfm.hf.families import longformer
 from tfm.hf.families.protocol import Family
 from tfm.hf.forward import FORWARD, INPUT_CONDITIONS, INPUT_NAMES, Inputs
 from tfm.hf.from_config import build_model, load_families
-from tfm.hf.model_inputs import as_texts, build_context, pad_rows, validate_padding, validate_positions
+from tfm.hf.model_inputs import (
+  as_texts,
+  build_context,
+  end_texts,
+  pad_rows,
+  read_images,
+  validate_padding,
+  validate_positions,
+)
 from tfm.mixers.protocol import Context
 from tfm.models.trunk import Trunk
 from tfm.parallel import host_arrays, sharding
@@ -52,6 +60,8 @@ class LoadedModel(runs.Run):
     objective = parse(self.config.objective)
     if objective.name == 'classification':
       return 'token_classes' if objective.kwargs.get('words') else 'classes'
+    if objective.name == 'contrastive':
+      return 'pairs'
     return (self.published or {}).get('output') or 'vocabulary'
 
   @property
@@ -89,8 +99,8 @@ class LoadedModel(runs.Run):
     pixel_values: Array | None = None,
     global_attention_mask: Array | None = None,
   ) -> np.ndarray:
-    """The model's output, float32: logits [B, T, V] or [B, classes]; of a published model without an output,
-    the last hidden states [B, T, D].
+    """The model's output, float32: logits [B, T, V] or [B, classes]; of an image-text model [images, texts];
+    of a published model without an output, the last hidden states [B, T, D].
 
     Args:
       input_ids: int [B, T]; or texts, which become ids as in training (`encode`) and are padded on the right.
@@ -98,7 +108,8 @@ class LoadedModel(runs.Run):
         first token.
       token_type_ids: for encoders with token types.
       decoder_input_ids: for encoder-decoders, [B, T]; `input_ids` are then the source.
-      pixel_values: images, [B, channels, H, W], as in the published implementation.
+      pixel_values: images, [B, channels, H, W], as in the published implementation; image-text models require
+        texts, too.
       global_attention_mask: for Longformer, [B, T]: 1 for tokens with global attention; replaces the
         default of the published class.
     """
@@ -116,7 +127,7 @@ class LoadedModel(runs.Run):
       global_attention_mask=global_attention_mask,
     )
     m = self.config.model
-    kind = 'vision' if m.patch else m.architecture
+    kind = 'vision' if m.patch and m.architecture == 'encoder' else m.architecture
     for name, value in arguments.items():
       is_read = name in INPUT_NAMES[kind] and INPUT_CONDITIONS.get(name, bool)(m)
       require(value is None or is_read, f'{name} is not an input of {self.kind}; remove it')
@@ -126,13 +137,9 @@ class LoadedModel(runs.Run):
       kind != 'encoder_decoder' or decoder_input_ids is not None,
       "a model of architecture 'encoder_decoder' requires decoder_input_ids; pass them",
     )
+    images = None
     if kind == 'vision':
-      images = jnp.moveaxis(jnp.asarray(pixel_values), 1, -1)
-      require(
-        images.shape[1:] == self.model.shape,
-        f'pixel_values have shape {np.shape(pixel_values)[1:]} (channels, height, width); the model requires '
-        f'{self.model.shape[2:] + self.model.shape[:2]}',
-      )
+      images = read_images(pixel_values, self.model.shape)
       model, inputs, context = self.model, images, self.model.example(len(images), 0)[1]
     else:
       inputs, context = jnp.asarray(input_ids), self.build_context(input_ids, attention_mask)
@@ -149,8 +156,13 @@ class LoadedModel(runs.Run):
         not reads_first or (context.segments[:, 0] > 0).all(),
         'attention_mask hides the first id of a row, which the classifier reads; pad on the right',
       )
+    if kind == 'image_text':
+      require(pixel_values is not None, f'{self.kind} requires pixel_values; pass them')
+      images = read_images(pixel_values, model.encoder.keywords['shape'])
+      if self.family:  # texts of other runs end in their last token
+        context = end_texts(inputs, context, self.ids['eos'])
     with sharding.context(self.mesh, self.rules):
-      arrays = Inputs(inputs, context, token_type_ids, decoder_input_ids)
+      arrays = Inputs(inputs, context, token_type_ids, decoder_input_ids, images)
       return host_arrays.fetch(FORWARD[kind](model, self.params, self.output, arrays))
 
   def generate(  # more than six parameters: those of the published method
@@ -284,7 +296,7 @@ class LoadedModel(runs.Run):
         bool(self.corpus), "a published model has no data of its own; pass source='text(…)' or another one"
       )
       return runs.evaluate(self, split).metrics
-    if not self.config.model.patch:
+    if self.experiment.tokenizer:
       self.require_tokenizer()
     config = self.config.copy_and_resolve_references()
     config.data.source = source

@@ -49,6 +49,40 @@ def build_context(
   return Context(jnp.asarray(positions, jnp.int32), jnp.asarray(mask), jnp.zeros_like(jnp.asarray(mask)))
 
 
+def end_texts(ids: Array, context: Context, eos: Any) -> Context:
+  """The context of rows in which what follows the end of the text is padding, so that its last token is the
+  end.
+
+  Args:
+    eos: the token that ends a text, at its first place; 2, which older files of CLIP have whatever their
+      tokenizer, stands for the greatest id of a row, as in the published implementation.
+
+  Raises:
+    ValueError: for a row without an end.
+  """
+  ids = np.asarray(ids)
+  is_end = ids == (ids.max(1, keepdims=True) if eos == 2 else eos)
+  missing = np.flatnonzero(~is_end.any(1))
+  require(
+    not len(missing),
+    f'input_ids has no end token {eos} in row {missing.min(initial=len(ids))}, and the embedding of a text '
+    'is that of its end; add it',
+  )
+  is_text = np.arange(ids.shape[1]) <= is_end.argmax(1)[:, None]
+  return context.replace(segments=context.segments * is_text)
+
+
+def read_images(pixel_values: Array, shape: tuple[int, ...]) -> Array:
+  """Images [B, H, W, Q] from [B, Q, H, W]. Raises ValueError unless they have the shape H, W, Q."""
+  images = jnp.moveaxis(jnp.asarray(pixel_values), 1, -1)
+  require(
+    images.shape[1:] == shape,
+    f'pixel_values have shape {np.shape(pixel_values)[1:]} (channels, height, width); the model requires '
+    f'{shape[2:] + shape[:2]}',
+  )
+  return images
+
+
 def validate_padding(config: ConfigDict, context: Context) -> None:
   """Raises ValueError for padding between tokens if an encoder has masks over positions, which would not
   count it.

@@ -101,7 +101,7 @@ def from_pretrained(
 def set_tokenizers(config: ConfigDict, folder: pathlib.Path, has_source_vocab: bool) -> None:
   """Sets the specs of the tokenizers that a published folder holds; images have none."""
   name = repr(str(folder.absolute()))
-  if not config.model.patch:
+  if not config.model.patch or config.model.architecture == 'image_text':
     is_marian = all((folder / file).exists() for file in marian.FILES)
     config.data.tokenizer = f'{"marian" if is_marian else "published"}({name})'
   if has_source_vocab:

@@ -26,6 +26,7 @@ class Vision(Trunk):
     class_tokens: number of learned tokens before the patches.
     heads: (name, factory of `Pooled`) of each classification head.
     initializer: of the projection.
+    patch_bias: whether the projection has a bias.
   """
 
   shape: tuple[int, int, int]
@@ -33,11 +34,14 @@ class Vision(Trunk):
   class_tokens: int
   heads: tuple[tuple[str, Callable], ...]
   initializer: Factory
+  patch_bias: bool = True
 
   def setup(self):
     super().setup()
     pixels = self.patch * self.patch * self.shape[2]
-    self.patches = Linear((pixels, self.width), ('pixels', 'embed'), self.initializer, dtype=self.dtype)
+    self.patches = Linear(
+      (pixels, self.width), ('pixels', 'embed'), self.initializer, bias=self.patch_bias, dtype=self.dtype
+    )
     if self.class_tokens:
       self.first = Embedding(
         self.class_tokens,

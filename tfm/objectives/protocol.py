@@ -49,6 +49,8 @@ class Objective(abc.ABC):
     supported_layouts: the layouts that its packing may have.
     mask_fields: what it provides to the masks for each document, such as 'prefix'.
     supports_recurrence: whether a row may be read in segments.
+    supports_accumulation: whether its loss is a sum over rows that do not depend on each other, so that a
+      batch may be divided into microbatches.
     evaluates_with_reference: whether an evaluation reads the reference, too.
   """
 
@@ -57,6 +59,7 @@ class Objective(abc.ABC):
   supported_layouts: ClassVar[tuple[str, ...]] = ('contiguous', 'packed')
   mask_fields: ClassVar[frozenset[str]] = frozenset()
   supports_recurrence: ClassVar[bool] = False
+  supports_accumulation: ClassVar[bool] = True
   evaluates_with_reference: ClassVar[bool] = False
 
   chunk: int

@@ -80,12 +80,12 @@ class Run:
 
   def encode(self, text: str) -> Int[np.ndarray, 'T']:
     """The tokens of a text as the model reads them in training: a decoder after the token that begins a text,
-    an encoder also before the one that ends it; an encoder-decoder as a source.
+    an encoder or an image-text model also before the one that ends it; an encoder-decoder as a source.
     """
     tokenizer = self.tokenizer
     if self.config.model.architecture == 'encoder_decoder':
       return (self.source_tokenizer or tokenizer).source_ids(text)
-    ends = [tokenizer.eos_id] * (self.config.model.architecture == 'encoder')
+    ends = [tokenizer.eos_id] * (self.config.model.architecture in ('encoder', 'image_text'))
     return np.array([tokenizer.bos_id, *tokenizer.encode(text), *ends], np.int32)
 
 

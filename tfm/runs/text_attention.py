@@ -49,7 +49,12 @@ def prepare_inputs(
   run: Run, text: str, target: str | None
 ) -> tuple[list[Any], dict[str, Int[np.ndarray, 'T']]]:
   """The model's inputs for a text, and the tokens of 'text' and, for an encoder-decoder, of 'source'."""
-  model = run.model
+  model, architecture = run.model, run.config.model.architecture
+  require(
+    architecture != 'image_text',
+    f'config.model.architecture={architecture!r} reads a text and an image, which have no map; use a run '
+    'that reads texts alone',
+  )
   pairs = hasattr(model, 'encode')
   require(pairs or target is None, 'a target requires an encoder-decoder; remove it')
 

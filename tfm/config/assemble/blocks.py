@@ -16,7 +16,7 @@ import tfm.residuals
 import tfm.scores
 from tfm import spec
 from tfm.config.field_errors import build_field
-from tfm.config.schema import default_config
+from tfm.config.schema import default_config, encoder_sections
 from tfm.errors import require
 from tfm.feed_forwards.protocol import FeedForward
 from tfm.kernels.protocol import Kernel
@@ -154,8 +154,7 @@ def build_value_residual(
 def find_depth(m: ConfigDict, where: str) -> Depth:
   """The layers of the model that a config section belongs to."""
   if m.architecture == 'encoder_decoder':
-    inside = {'model.encoder', *(f'model.blocks.{name}' for name in m.encoder.pattern)}
-    return Depth(m.encoder.layers, m.layers, where in inside)
+    return Depth(m.encoder.layers, m.layers, where in encoder_sections(m))
   return Depth(m.layers, 0, True) if m.architecture == 'encoder' else Depth(0, m.layers, False)
 
 

@@ -86,8 +86,8 @@ class Experiment:
 
   @functools.cached_property
   def tokenizer(self) -> Tokenizer | None:
-    """The tokenizer, not yet trained; None for images."""
-    if self.source.image_shape:
+    """The tokenizer, not yet trained; None for images without texts."""
+    if self.source.image_shape and 'text' not in self.source.fields:
       return None
     return build_field(
       'data.tokenizer', spec.build, self.config.data.tokenizer, tfm.data.tokenizers, Tokenizer

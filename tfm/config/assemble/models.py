@@ -1,5 +1,6 @@
 """Models: the trunk of a section, and what stands before and after it."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from tfm.config.assemble.blocks import (
   build_mask,
   build_norm,
 )
+from tfm.config.assemble.images import OUTPUT, build_patches, count_patches, validate_images
 from tfm.config.schema import default_config, parts
 from tfm.errors import require, suggest
 from tfm.layers.classification_head import CLASS_TOKEN_COUNT, Pooled
@@ -20,6 +22,7 @@ from tfm.models.decoder import Decoder
 from tfm.models.encoder import Encoder
 from tfm.models.encoder_decoder import EncoderDecoder, SourceEncoder
 from tfm.models.future_prediction import FuturePrediction
+from tfm.models.image_text import ImageText
 from tfm.models.stack import Stack
 from tfm.models.trunk import Trunk
 from tfm.models.vision import Vision
@@ -30,21 +33,14 @@ if TYPE_CHECKING:
 
 
 # Architecture → an objective that trains it, for error messages.
-ARCHITECTURES = {'decoder': 'causal_lm', 'encoder_decoder': 'seq2seq', 'encoder': 'masked_lm'}
-# Fields of encoders only.
+ARCHITECTURES = {
+  'decoder': 'causal_lm',
+  'encoder_decoder': 'seq2seq',
+  'encoder': 'masked_lm',
+  'image_text': 'contrastive',
+}
+# Fields of encoders only; an image-text model has the first, too.
 ENCODERS = ('patch', 'token_types', 'pooling', 'pooled_transform')
-# Fields of the output layers over the vocabulary.
-OUTPUT = 'output_transform', 'output_bias', 'output_soft_cap'
-# Fields of models with a vocabulary only.
-TOKENS = (
-  'tie_embeddings',
-  'embedding_width',
-  'scale_embeddings',
-  'embedding_initializer',
-  *OUTPUT,
-  'token_types',
-  'vocab_multiple',
-)
 
 
 def build_model(experiment: 'Experiment', vocab: int, causal: bool, source_vocab: int) -> Trunk:
@@ -62,8 +58,9 @@ def build_model(experiment: 'Experiment', vocab: int, causal: bool, source_vocab
   config = experiment.config
   m = config.model
   pair, encodes, aim = m.architecture == 'encoder_decoder', m.architecture == 'encoder', experiment.objective
+  with_images = m.architecture == 'image_text'
   require(
-    pair or not m.encoder,
+    pair or with_images or not m.encoder,
     f'config.model.architecture={m.architecture!r} ignores '
     "config.model.encoder; leave that out, or use 'encoder_decoder'",
   )
@@ -76,17 +73,22 @@ def build_model(experiment: 'Experiment', vocab: int, causal: bool, source_vocab
   for field in ENCODERS:
     default = default_config().model[field]
     require(
-      encodes or m[field] == default,
+      encodes or (with_images and field == 'patch') or m[field] == default,
       f'config.model.{field}={m[field]!r} needs an encoder, and '
       f'config.model.architecture={m.architecture!r} ignores it; leave it at {default!r}',
     )
   for field in OUTPUT:
     default = default_config().model[field]
     require(
-      not encodes or aim.masked_fraction or m[field] == default,
+      not (encodes or with_images) or aim.masked_fraction or m[field] == default,
       f'config.model.{field}={m[field]!r} changes logits over the vocabulary, which '
       f'config.objective={config.objective!r} does not use; set it to {default!r}',
     )
+  require(
+    m.tie_embeddings or not with_images,
+    f'config.model.tie_embeddings={m.tie_embeddings} is for logits over the vocabulary, which '
+    f'config.objective={config.objective!r} does not use; set it to True',
+  )
   turns = {where: part.pattern for where, part in parts(config).items() if 'pattern' in part}
   for where, pattern in turns.items():
     for name in pattern:
@@ -107,7 +109,8 @@ def build_model(experiment: 'Experiment', vocab: int, causal: bool, source_vocab
       'inherit from different sections; define one for each',
     )
 
-  if m.patch or experiment.source.image_shape:
+  if encodes and (m.patch or experiment.source.image_shape):
+    validate_images(experiment)
     return Vision(
       **build_trunk(experiment, 'model', causal=False, branches=2),
       **build_patches(experiment),
@@ -116,7 +119,7 @@ def build_model(experiment: 'Experiment', vocab: int, causal: bool, source_vocab
     )
 
   require(
-    m.class_tokens == 0,
+    with_images or m.class_tokens == 0,
     f'config.model.class_tokens={m.class_tokens} needs images, and the model reads text; leave it at 0',
   )
   require(
@@ -129,7 +132,9 @@ def build_model(experiment: 'Experiment', vocab: int, causal: bool, source_vocab
     return -(-vocab // m.vocab_multiple) * m.vocab_multiple
 
   vocab += len(aim.special_tokens)
-  fields = build_trunk(experiment, 'model', causal and not encodes, branches=3 if pair else 2) | dict(
+  fields = build_trunk(
+    experiment, 'model', causal and not (encodes or with_images), branches=3 if pair else 2
+  ) | dict(
     vocab=vocab,
     rows=rows(vocab),
     embedding_width=m.embedding_width,
@@ -142,7 +147,7 @@ def build_model(experiment: 'Experiment', vocab: int, causal: bool, source_vocab
     embedding_initializer=build_initializer(experiment, 'embedding_initializer'),
     initializer=build_initializer(experiment, 'initializer'),
   )
-  further = {} if encodes else dict(further=build_further_predictions(experiment, causal))
+  further = {} if encodes or with_images else dict(further=build_further_predictions(experiment, causal))
   if encodes:
     return Encoder(
       **fields,
@@ -150,6 +155,8 @@ def build_model(experiment: 'Experiment', vocab: int, causal: bool, source_vocab
       heads=build_heads(experiment),
       hidden=aim.masked_fraction,
     )
+  if with_images:
+    return ImageText(**fields, encoder=build_image_encoder(experiment), image_width=m.encoder.width)
   if not pair:
     return Decoder(**fields, **further)
   encoder = functools.partial(
@@ -180,47 +187,38 @@ def build_further_predictions(experiment: 'Experiment', causal: bool) -> tuple[C
   return (make,) * number
 
 
-def build_patches(experiment: 'Experiment') -> dict[str, Any]:
-  """Image shape, patch size and number of class tokens.
+def build_image_encoder(experiment: 'Experiment') -> Callable:
+  """The factory of the image encoder of an image-text model, described by the config's `model.encoder`.
 
   Raises:
-    ValueError: for a patch without images or images without one, one that does not divide them, fewer class
-      tokens than the pooling reads, another data.length, and fields of tokens, which would be ignored.
+    ValueError: for an encoder without a class token, and a parametrization that depends on the width.
   """
-  config = experiment.config
-  m, shape, length = config.model, experiment.source.image_shape, config.data.length
+  config, patches = experiment.config.copy_and_resolve_references(), build_patches(experiment)
+  m, encoder = config.model, config.model.encoder
   require(
-    bool(shape),
-    f'config.model.patch={m.patch} needs images, and config.data.source={config.data.source!r} has '
-    'text; leave it at 0',
+    m.class_tokens >= 1,
+    f'config.model.class_tokens={m.class_tokens} leaves out the token whose features embed an image; '
+    'set it to 1',
   )
-  H, W, _ = shape
-  fit = [p for p in range(1, min(H, W) + 1) if H % p == W % p == 0]
   require(
-    m.patch in fit,
-    f'config.model.patch={m.patch} does not divide the {H} × {W} pixels of config.data.source='
-    f'{config.data.source!r} into patches; use one of {", ".join(map(str, fit))}',
+    not experiment.parametrization.depends_on_width,
+    f'config.model.parametrization={m.parametrization!r} has no rule for the two widths of an image-text '
+    "model; use 'standard'",
   )
-  count, classed = (H // m.patch) * (W // m.patch), m.class_tokens
-  require(
-    classed >= CLASS_TOKEN_COUNT[m.pooling],
-    f'config.model.class_tokens={classed} is less than the {CLASS_TOKEN_COUNT[m.pooling]} that '
-    f'config.model.pooling={m.pooling!r} reads; leave it out',
+  # Its blocks are those of an encoder of this width and depth, whose rows are the tokens of an image.
+  config.data.length = count_patches(patches) + m.class_tokens
+  m.update(
+    architecture='encoder', layers=encoder.layers, width=encoder.width, embedding_norm=encoder.embedding_norm
   )
-  described = {0: '', 1: ' and the class token'}.get(classed, f' and {classed} class tokens')
-  require(
-    length == count + classed,
-    f'config.data.length={length} is not the {count} patches of {m.patch} × {m.patch} pixels of '
-    f'config.data.source={config.data.source!r}{described}; set it to {count + classed}',
+  images = dataclasses.replace(experiment, config=config)
+  return functools.partial(
+    Vision,
+    **build_trunk(images, 'model.encoder', causal=False, branches=2),
+    **patches,
+    heads=(),
+    initializer=build_initializer(images, 'initializer'),
+    patch_bias=False,  # as in the code of Radford et al. 2021
   )
-  for field in TOKENS:
-    default = m.width if field == 'embedding_width' else default_config().model[field]
-    require(
-      m[field] == default,
-      f'config.model.{field}={m[field]!r} needs a vocabulary, which images do not have; '
-      f'leave it at {default!r}',
-    )
-  return dict(shape=shape, patch=m.patch, class_tokens=classed)
 
 
 def build_token_types(experiment: 'Experiment') -> int:

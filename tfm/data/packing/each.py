@@ -9,6 +9,8 @@ from tfm.data import images as image_arrays
 from tfm.data import tokens as token_arrays
 from tfm.data.documents import INFINITE
 from tfm.data.packing import protocol
+from tfm.errors import require
+from tfm.shapes import Int
 from tfm.spec import SizeOrZero
 
 
@@ -27,7 +29,8 @@ class Each(protocol.Packing):
   each of its words [T], at its first token, with -1 at other tokens.
 
   Of an image, `image` [H, W, C] is between -1 and 1, float32; the row has the positions and segments of the
-  patch tokens, which the model computes.
+  patch tokens, which the model computes. If the image has a text, these are of the text, and the inputs are:
+  beginning of text, text, end of text; of a longer text the last of its tokens are left out.
 
   Every epoch has its own random order; texts may be infinitely many. Training can augment images, each time
   differently:
@@ -42,7 +45,7 @@ class Each(protocol.Packing):
   """
 
   layout = 'contiguous'
-  document_kinds = ('text', 'label'), ('text', 'labels'), ('image', 'label')
+  document_kinds = ('text', 'label'), ('text', 'labels'), ('image', 'label'), ('image', 'text', 'label')
   extra_fields = frozenset({'classes'})
   supports_infinite = True
 
@@ -57,6 +60,8 @@ class Each(protocol.Packing):
     protocol.validate_length(length)  # rows are filled up with padding, so no split is too short
 
   def pack(self, tokens, length, seed):
+    if isinstance(tokens, image_arrays.CaptionedImages):
+      return _CaptionedRows(tokens, length, seed, self.flip, self.crop)
     if isinstance(tokens, image_arrays.Images):
       return _ImageRows(tokens, length, seed, self.flip, self.crop)
     if self.flip or self.crop:
@@ -71,21 +76,24 @@ class _Rows(protocol.DocumentRows):
     return super().padding_like(example) | dict(classes=np.full_like(example['classes'], -1))
 
 
+def _warn_of_truncation(name: str, lengths: Int[np.ndarray, 'N'], most: int) -> None:
+  """Logs how many texts are longer than the `most` tokens that a row has for them."""
+  if (too_long := lengths > most).any():
+    _log.warning(
+      '%s: %d of %d texts are longer than %d tokens and are truncated; the longest has %d',
+      name,
+      too_long.sum(),
+      len(too_long),
+      most,
+      lengths.max(),
+    )
+
+
 class _TextRows(_Rows):
   def __init__(self, texts: token_arrays.LabelledTexts, length: int, seed: int | None):
     super().__init__(texts, length, seed)
-    if texts.documents == INFINITE:
-      return
-    too_long = texts.text.lengths + len(texts.text.boundary_ids) > length
-    if too_long.any():
-      _log.warning(
-        '%s: %d of %d texts are longer than %d tokens and are truncated; the longest has %d',
-        texts.name,
-        too_long.sum(),
-        len(too_long),
-        length - 1,
-        texts.text.lengths.max(),
-      )
+    if texts.documents != INFINITE:
+      _warn_of_truncation(texts.name, texts.text.lengths, length - len(texts.text.boundary_ids))
 
   def _row(self, number, index):
     text, labels = self._documents.text, self._documents.labels(number)
@@ -132,3 +140,17 @@ class _ImageRows(_Rows):
     offsets = protocol.random_bits(self._seed, index, 2, CROP) % np.uint64(2 * self._crop + 1)
     top, left = offsets.astype(int)
     return np.pad(image, (border, border, (0, 0)))[top : top + height, left : left + width]
+
+
+class _CaptionedRows(_ImageRows):
+  def __init__(self, images: image_arrays.CaptionedImages, length: int, *augmentation):
+    require(
+      length >= 2,
+      f'length={length} is less than the 2 tokens that begin and end a text; use a greater length',
+    )
+    super().__init__(images, length, *augmentation)
+    _warn_of_truncation(images.name, images.text.lengths, length - 2)
+
+  def _row(self, number, index):
+    text = self._documents.text
+    return super()._row(number, index) | protocol.text_row(text.bos_id, text.document(number), self.length)

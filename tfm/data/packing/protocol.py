@@ -16,6 +16,7 @@ from tfm.data import tokens as token_arrays
 from tfm.data.documents import INFINITE
 from tfm.data.interleaving import Interleaving
 from tfm.data.mixture import MixedDocuments
+from tfm.shapes import Int
 
 
 FIELDS = 'inputs', 'targets', 'positions', 'segments'
@@ -249,6 +250,17 @@ def _part_seed(seed: int, name: str) -> int:
 def padding_row(length: int, fields: Sequence[str] = FIELDS) -> Row:
   """Returns a row without any targets."""
   return {field: np.zeros(length, np.int32) for field in fields}
+
+
+def text_row(bos_id: int, ids: Int[np.ndarray, 'N'], length: int) -> Row:
+  """Returns the row, without targets, of a text that ends in its end token: beginning, text, end, padding; of
+  one that is too long for it, the last tokens before the end are left out.
+  """
+  tokens = np.array([bos_id, *ids[:-1][: length - 2], ids[-1]], np.int32)
+  row = padding_row(length, ('inputs', 'positions', 'segments'))
+  row['inputs'][: len(tokens)] = tokens
+  row['positions'][: len(tokens)], row['segments'][: len(tokens)] = np.arange(len(tokens)), 1
+  return row
 
 
 def fitting_documents(documents: Documents, length: int) -> np.ndarray:

@@ -21,7 +21,7 @@ class Source(abc.ABC):
     fields: the fields of a document: a 'text'; a 'source' and a 'target'; a 'prompt' with its 'chosen' and
       its 'rejected' continuation; a 'text' with its 'label', with
       the 'labels' of its words, separated by spaces, or with its 'answers', as ranges `first:last` of its
-      bytes; or an 'image' and its 'label'.
+      bytes; an 'image' and its 'label'; or an 'image' with its 'text' and its 'label'.
     image_shape: H, W, C of every image; () for texts.
     suffixes: of the files that its path or pattern may name, literally, because they are read without
       importing the class; a path alone, which is no spec, is refused with the specs of the sources that read

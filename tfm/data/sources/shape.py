@@ -7,7 +7,7 @@ from tfm.spec import Size
 
 
 @dataclasses.dataclass(frozen=True)
-class Shape(protocol.Source):
+class Shape(protocol.StoredSource):
   """The data of a published image model, of which only the shape is known; replace it by another source for
   training.
 
@@ -33,7 +33,7 @@ class Shape(protocol.Source):
   def image_shape(self):
     return self.height, self.width, self.channels
 
-  def open_corpus(self, store):
+  def raw_documents(self):
     raise ValueError(
       f"{self.spec} defines only the shape of images and has no data; use 'folder(…)' or 'images(…)'"
     )

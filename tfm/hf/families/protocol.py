@@ -162,8 +162,8 @@ class ParsedConfig(NamedTuple):
 
 
 # The output of a published class: hidden states only; logits over the vocabulary; classes of a text; classes
-# of tokens.
-OUTPUTS = 'features', 'vocabulary', 'classes', 'token_classes'
+# of tokens; logits of pairs of an image and a text.
+OUTPUTS = 'features', 'vocabulary', 'classes', 'token_classes', 'pairs'
 
 
 def block_paths(config: ConfigDict, section: str = 'model') -> list[str]:

@@ -45,11 +45,11 @@ BIASES = Converter(
 )
 
 
-def read_images(hf_config, tokens):
+def read_images(hf_config, tokens, default_patch=16):
   """The shape of the images, and the patches."""
   size, patch, channels = (
     hf_config.get('image_size', 224),
-    hf_config.get('patch_size', 16),
+    hf_config.get('patch_size', default_patch),
     hf_config.get('num_channels', 3),
   )
   height, width = size if isinstance(size, (list, tuple)) else (size, size)
