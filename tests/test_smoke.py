@@ -15,7 +15,7 @@ from tfm.runs.train import train
 from tfm.training.metrics import read
 
 
-BUILT_IN_SOURCES = 'stdlib', 'numbers', 'digits', 'copy', 'mix'
+BUILT_IN_SOURCES = 'stdlib', 'numbers', 'digits', "captions('digits'", 'copy', 'mix'
 CONFIGS = sorted((ROOT / 'configs').glob('*.py'))
 FAST = 'lm', 'bert'  # the others run in `make test-slow`; other tests train pairs
 

@@ -258,6 +258,7 @@ def test_a_run_trains_is_evaluated_and_generates_no_text(tmp_path, capsys):
     ({'model.patch': 3}, 'does not divide the 8 × 8 pixels'),
     ({'model.patch': 0}, 'model.patch=0 does not divide'),
     ({'model.class_tokens': 0}, 'class_tokens=0 is less than the 1'),
+    ({'mesh.sequence': 2}, 'patch=4 gives images of 5 tokens, which do not divide over the 2 devices'),
     ({'model.pooling': 'mean'}, "model.pooling='mean' needs an encoder"),
     ({'model.output_bias': True}, 'model.output_bias=True changes logits over the vocabulary'),
     ({'model.tie_embeddings': False}, 'model.tie_embeddings=False is for logits over the vocabulary'),

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from ml_collections import ConfigDict
 
 from tfm.config.assemble import Experiment
+from tfm.config.assemble.images import build_patches, count_patches
 from tfm.config.schema import parts
 from tfm.errors import require
 from tfm.kernels.dense import Dense
@@ -115,6 +116,16 @@ def batch_constraints(experiment: Experiment) -> Iterator[DivisibilityConstraint
           f'the {shards} devices of the mesh axes {config.rules.length!r}'
         ),
       )
+  if config.model.architecture == 'image_text':
+    tokens = count_patches(build_patches(experiment)) + config.model.class_tokens
+    yield DivisibilityConstraint(
+      tokens,
+      length_axes,
+      lambda shards: (
+        f'config.model.patch={config.model.patch} gives images of {tokens} tokens, which do not divide over '
+        f'the {shards} devices of the mesh axes {config.rules.length!r}'
+      ),
+    )
   if t.recurrence_length:
     yield DivisibilityConstraint(
       t.recurrence_length,

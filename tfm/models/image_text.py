@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tfm.layers.initializer import constant
 from tfm.layers.linear import Linear
 from tfm.mixers.protocol import Context
 from tfm.models.language_model import LanguageModel
@@ -48,7 +49,7 @@ class ImageText(LanguageModel):
 
     self.image_projection, self.text_projection = projection(self.image_width), projection(self.width)
     self.logit_scale = self.param(
-      'logit_scale', with_logical_axes(nn.initializers.constant(np.log(INITIAL_SCALE)), ()), (), jnp.float32
+      'logit_scale', with_logical_axes(constant(np.log(INITIAL_SCALE)), ()), (), jnp.float32
     )
 
   def __call__(
