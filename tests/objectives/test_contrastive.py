@@ -171,6 +171,17 @@ def test_every_metric_is_that_of_the_embeddings(model, params, one):
   assert len(set(predicted)) > 1, 'a model that always predicts one class shows nothing'
 
 
+def test_an_image_is_embedded_by_its_class_token(model, params):
+  """Of the image encoder alone, whose width is its own."""
+  images, encoder = make_batch()['image'], model.encoder()
+  apply = jax.jit(lambda params, *images: encoder.apply({'params': params}, *images, method='features'))
+  x = np.asarray(apply(params['encoder'], *encoder.arguments(images)))
+  assert x.shape == (16, 5, 24) and 'bias' not in params['encoder']['patches']
+  expected = x[:, 0] @ np.asarray(params['image_projection']['kernel'])
+  embedded = model.apply({'params': params}, images, False, method='embed_images')
+  np.testing.assert_allclose(embedded, expected / np.linalg.norm(expected, axis=1)[:, None], atol=1e-5)
+
+
 def test_the_order_of_the_pairs_does_not_matter_and_the_pairing_does(model, params):
   batch, order = make_batch(seed=0), np.random.default_rng(1).permutation(14).tolist() + [14, 15]
   loss = jax.jit(lambda batch: OBJECTIVE(model, params, batch, None)[0])
