@@ -118,7 +118,8 @@ def rename_field(intact: pathlib.Path, draw: random.Random) -> tuple[str, Callab
 def change_tensor(intact: pathlib.Path, draw: random.Random) -> tuple[str, Callable]:
   """A tensor of another type or shape, or with numbers that are none."""
   tensors = safetensors.numpy.load_file(intact / 'model.safetensors')
-  name, how = draw.choice(sorted(tensors)), draw.choice(sorted(TENSORS))
+  # A scalar has no axis to damage.
+  name, how = draw.choice(sorted(name for name, x in tensors.items() if x.ndim)), draw.choice(sorted(TENSORS))
   return f'{name}: {how}', must_fail(tensors | {name: np.ascontiguousarray(TENSORS[how](tensors[name]))})
 
 
@@ -169,8 +170,10 @@ def evaluate(model: LoadedModel) -> None:
   """Raises `Silent` unless the outputs are numbers."""
   ids = np.ones((1, 4), np.int32)
   if model.config.model.patch:
-    height, width, channels = model.model.shape
+    height, width, channels = model.experiment.source.image_shape
     arguments = dict(pixel_values=jnp.ones((1, channels, height, width)))
+    if model.config.model.architecture == 'image_text':
+      arguments['input_ids'] = np.full_like(ids, max(0, min(model.ids['eos'], model.vocab - 1)))
   else:
     arguments = dict(input_ids=ids)
     if model.config.model.architecture == 'encoder_decoder':

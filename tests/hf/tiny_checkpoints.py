@@ -170,5 +170,7 @@ def write_checkpoint(model_type: str, folder: pathlib.Path) -> None:
   folder.mkdir()
   (folder / 'config.json').write_text(json.dumps(fields))
   safetensors.numpy.save_file(
-    {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}, folder / 'model.safetensors'
+    # `np.ascontiguousarray` gives a scalar an axis.
+    {name: np.array(tensor, order='C') for name, tensor in tensors.items()},
+    folder / 'model.safetensors',
   )

@@ -10,7 +10,7 @@ from tfm.hf.families._config_fields import (
   SupportedValues,
   learned_position,
 )
-from tfm.hf.families._field_converters import ACTIVATIONS, spec_argument
+from tfm.hf.families._field_converters import ACTIVATIONS, Converter, spec_argument
 from tfm.hf.families.protocol import Family, Weight, block_paths, norm
 from tfm.spec import parse
 
@@ -29,7 +29,7 @@ def fields(output):
         learned_position('max_position_embeddings', 77),
         MappedField('vocab_size', 'vocab', default=49_408),
         MappedField('attention_dropout', 'model.dropout.attention', default=0.0),
-        MappedField('eos_token_id', 'ids.eos', default=49_407),
+        MappedField('eos_token_id', 'ids.eos', END, default=49_407),
         MappedField('pad_token_id', 'ids.pad', default=1),
       ),
     ),
@@ -46,6 +46,16 @@ def fields(output):
     SupportedValues(text_config_dict=None, vision_config_dict=None),
     IgnoredFields('logit_scale_init_value', 'initializer_factor'),
   )
+
+
+def read_end(value):
+  """The one token that ends a text."""
+  if isinstance(value, bool) or not isinstance(value, int):
+    raise ValueError(f'{value!r} is not supported; use the id of the token that ends a text')
+  return value
+
+
+END = Converter(read_end, lambda value: value)
 
 
 def tower(section, width, layers, heads):
