@@ -231,6 +231,10 @@ def test_a_text_keeps_its_end(model):
   text = TOKENIZER.encode('a')[0]
   assert short['segments'].tolist() == [1] * 5 and short['inputs'][-1] == TOKENIZER.eos_id
   assert text in short['inputs'] and short['image'].shape == (8, 8, 1)
+  with pytest.raises(
+    ValueError, match="length=7 is less than the 20 tokens of the prompt 'a photo of the cat'"
+  ):
+    OBJECTIVE.rows(experiment.packing, images, 7, None, TOKENIZER)
   with pytest.raises(ValueError, match='length=1 is less than the 2 tokens'):
     experiment.packing.evaluation_rows(images, 1)
 

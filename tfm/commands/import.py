@@ -44,6 +44,6 @@ def main(args):
     args.folder, args.workdir, lambda config: assign_overrides(config, args.overrides)
   )
   print_status(
-    f'{args.workdir}: {run.family.model_type}, {run.vocab:,} tokens; ready for tfm generate, '
-    'evaluate and attend'
+    f'{args.workdir}: {run.family.model_type}, {run.vocab:,} tokens; ready for '
+    f'{"tfm evaluate" if run.config.model.patch else "tfm generate, evaluate and attend"}'
   )

@@ -324,7 +324,7 @@ class LoadedModel(runs.Run):
     is_pair = self.config.model.architecture == 'encoder_decoder'
     require(
       is_pair or self.config.model.architecture == 'decoder',
-      'an encoder generates no text; use logits, or tfm generate for its masks',
+      'an encoder generates no text; use logits, or tfm generate for the masks of one of texts',
     )
     if texts := as_texts(input_ids):
       self.require_tokenizer()

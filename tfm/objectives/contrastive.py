@@ -62,18 +62,24 @@ class Contrastive(Objective):
   def rows(self, packing, tokens, length, seed, tokenizer):
     """In evaluation, a row has the texts of all classes, too: `prompts` [C, P, T], 0 after their ends, and
     `prompt_lengths` [C, P].
+
+    Raises:
+      ValueError: also for a prompt that is longer than a row.
     """
     rows = super().rows(packing, tokens, length, seed, tokenizer)
     if seed is not None or not self.prompts:
       return rows
-    texts = [[prompt.replace('{}', name) for prompt in self.prompts] for name in tokens.names]
-    made = [
-      [
-        protocol.text_row(tokenizer.bos_id, [*tokenizer.encode(text), tokenizer.eos_id], length)
-        for text in group
-      ]
-      for group in texts
-    ]
+
+    def make(text):
+      ids = tokenizer.encode(text)
+      require(
+        len(ids) + 2 <= length,
+        f'config.data.length={length} is less than the {len(ids) + 2} tokens of the prompt {text!r}; use a '
+        'greater length, or a shorter prompt',
+      )
+      return protocol.text_row(tokenizer.bos_id, [*ids, tokenizer.eos_id], length)
+
+    made = [[make(prompt.replace('{}', name)) for prompt in self.prompts] for name in tokens.names]
     fields = dict(
       prompts=np.array([[row['inputs'] for row in group] for group in made]),
       prompt_lengths=np.array([[row['segments'].sum() for row in group] for group in made], np.int32),
