@@ -144,6 +144,10 @@ def main(args):
     is_encoder_decoder or args.forced is None,
     '--forced requires an encoder-decoder; for a decoder use --prompt',
   )
+  require(
+    loaded.config.model.architecture != 'diffusion',
+    f'--workdir={args.workdir} holds a diffusion model, which generates no text; use tfm sample',
+  )
   is_encoder = loaded.config.model.architecture == 'encoder'
   require(
     not is_encoder or loaded.experiment.objective.masked_fraction > 0,

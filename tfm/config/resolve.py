@@ -22,11 +22,12 @@ def resolve_config(config: ConfigDict) -> ConfigDict:
 
   model = config.model
   if model.mask is None:
-    model.mask = 'full' if model.architecture == 'encoder' else 'causal'
+    model.mask = 'full' if model.architecture in ('encoder', 'diffusion') else 'causal'
   if model.embedding_width is None:
     model.embedding_width = model.width
   if model.class_tokens is None:
-    model.class_tokens = CLASS_TOKEN_COUNT.get(model.pooling, 0) if model.patch else 0
+    reads_images = model.patch and model.architecture == 'encoder'
+    model.class_tokens = CLASS_TOKEN_COUNT.get(model.pooling, 0) if reads_images else 0
   for part in (model.encoder, model.cross):
     inherit(part, model)
   for name, block in model.blocks.items():

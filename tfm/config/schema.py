@@ -139,7 +139,7 @@ def _fields() -> dict[str, Any]:
       reader_threads=Ranged(2, Annotated[int, Interval(ge=0, le=1024)]),
     ),
     model=dict(
-      # decoder, encoder_decoder, encoder, image_text
+      # decoder, encoder_decoder, encoder, image_text, diffusion
       architecture=OneOf('decoder', 'config.assemble.models:ARCHITECTURES'),
       # in an encoder-decoder this and the following describe the decoder, in an image-text model the text
       layers=Ranged(6, Annotated[int, Interval(ge=1, le=10_000)]),
@@ -182,7 +182,7 @@ def _fields() -> dict[str, Any]:
       output_bias=False,  # a bias per token of the vocabulary
       # output logits become cap · tanh(logits / cap); 0: no cap
       output_soft_cap=Ranged(0.0, NonNegativeFloat),
-      patch=Ranged(0, SizeOrZero),  # image encoders: patch size in pixels; 0: the model reads text
+      patch=Ranged(0, SizeOrZero),  # models of images: patch size in pixels; 0: the model reads text
       token_types=Ranged(0, SizeOrZero),  # encoders: embeddings of first and second text; 0: none
       # images: learned tokens before the patches; None: as `pooling` needs
       class_tokens=Ranged(placeholder(int), SizeOrZero),

@@ -20,7 +20,7 @@ class Images:
 
   Attributes:
     name: source and split, for messages.
-    images: random access to uint8 [H, W, C].
+    images: random access to uint8 [H, W, C], or to floats where they are latents.
     classes: int32 [documents].
     names: the class names, in the order of their numbers.
   """

@@ -67,6 +67,10 @@ def build_forward(run: Run, batch: int = 0, length: int = 0) -> Forward:
     f'config.model.architecture={architecture!r} has two inputs and no format for them; use tfm export '
     '--format=safetensors',
   )
+  require(
+    architecture != 'diffusion',
+    'a diffusion model is not exported, because it is called once per step of a sampler; use tfm sample',
+  )
   model, params = flops.with_kernel(run.model, Dense()), jax.device_get(merge_adapters(run.params))
   model, params = unroll_layers(model, params)
   if isinstance(model, EncoderDecoder):

@@ -28,6 +28,8 @@ class Context:
     prefix: the prefix length of each token's document, for masks that need it; None: unknown.
     position_tables: what each positional scheme computes once for all layers, such as T5's table of logits,
       by its `table_key`.
+    condition: a vector of each row on which the blocks are conditioned, such as a diffusion model's of time
+      and class; None: there is none.
     train: whether dropout is on.
     layout: what is guaranteed of the positions, one of `tfm.masks.protocol.LAYOUTS`.
   """
@@ -36,6 +38,7 @@ class Context:
   segments: Int[Array, 'B T']
   prefix: Int[Array, 'B T'] | None = None
   position_tables: Mapping[str, PyTree] = struct.field(default_factory=dict)
+  condition: Float[Array, 'B D'] | None = None
   train: bool = struct.field(pytree_node=False, default=False)
   layout: str = struct.field(pytree_node=False, default='arbitrary')
 

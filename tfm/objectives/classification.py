@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from annotated_types import Interval
 
+from tfm.data.packing.protocol import Documents
+from tfm.errors import require
 from tfm.mixers.protocol import Context
 from tfm.objectives.protocol import Objective, add_reports
 from tfm.spec import MAX_SIZE, Rate, Size
@@ -64,12 +66,7 @@ class Classification(Objective):
     return frozenset({'classes'})
 
   def rows(self, packing, tokens, length, seed, tokenizer):
-    if (count := len(tokens.names)) != self.classes:
-      shown = ', '.join(tokens.names[:MAX_NAMES_SHOWN]) + (', …' if count > MAX_NAMES_SHOWN else '')
-      raise ValueError(
-        f'config.objective has classes={self.classes}, but {tokens.name} has {count}: {shown}; '
-        f'use classes={count}'
-      )
+    require_classes(tokens, self.classes)
     return super().rows(packing, tokens, length, seed, tokenizer)
 
   def padding_row(self, length):
@@ -116,3 +113,13 @@ class Classification(Objective):
       predictions = jax.nn.one_hot(predicted, self.classes) * weights[..., None]
       sums[CONFUSION_MATRIX] = jnp.einsum('...i,...j->ij', one_hot, predictions)
     return add_reports((smoothed * weights).sum(), sums, reports)
+
+
+def require_classes(documents: Documents, classes: int) -> None:
+  """Raises ValueError unless labelled documents have so many classes."""
+  count = len(documents.names)
+  shown = ', '.join(documents.names[:MAX_NAMES_SHOWN]) + (', …' if count > MAX_NAMES_SHOWN else '')
+  require(
+    count == classes,
+    f'config.objective has classes={classes}, but {documents.name} has {count}: {shown}; use classes={count}',
+  )

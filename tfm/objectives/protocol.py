@@ -84,6 +84,16 @@ class Objective(abc.ABC):
     return 0.0
 
   @property
+  def condition_classes(self) -> int:
+    """The number of classes that a diffusion model is conditioned on."""
+    return 0
+
+  @property
+  def outputs(self) -> int:
+    """How many numbers a diffusion model predicts per channel of a pixel."""
+    return 1
+
+  @property
   def further_tokens(self) -> int:
     """How many tokens beyond the next one a decoder predicts in training."""
     return 0

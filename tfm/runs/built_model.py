@@ -45,7 +45,8 @@ class BuiltModel:
 
     Args:
       inputs: token ids [B, T]; for an encoder-decoder those of targets and of sources; for an image encoder
-        images [B, H, W, Q]. Each row is one document, from position 0.
+        images [B, H, W, Q]; for a diffusion model images, times [B] and classes [B]. Each row is one
+        document, from position 0.
       dropout_key: None: no dropout.
     """
     arguments = self.model.arguments(*inputs, train=dropout_key is not None)

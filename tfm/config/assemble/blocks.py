@@ -79,6 +79,17 @@ def build_block(
     f'config.{where}.residual={b.residual!r} looks at later tokens, which the objective '
     f"{config.objective!r} forbids; use another residual, such as 'sequential'",
   )
+  conditioned = m.architecture == 'diffusion'
+  require(
+    conditioned or not residual.reads_condition,
+    f'config.{where}.residual={b.residual!r} reads a time and a class, which '
+    f"config.model.architecture={m.architecture!r} does not have; use 'sequential', or 'diffusion'",
+  )
+  require(
+    residual.reads_condition or not conditioned,
+    f'config.{where}.residual={b.residual!r} ignores the time and the class on which '
+    f"config.model.architecture={m.architecture!r} is conditioned; use 'adaln_zero'",
+  )
   require(
     not crosses or branches is None or 'cross' in branches,
     f'config.{where}.residual={b.residual!r} is defined for a mixer and a feed-forward layer, and this '
@@ -155,7 +166,8 @@ def find_depth(m: ConfigDict, where: str) -> Depth:
   """The layers of the model that a config section belongs to."""
   if m.architecture == 'encoder_decoder':
     return Depth(m.encoder.layers, m.layers, where in encoder_sections(m))
-  return Depth(m.layers, 0, True) if m.architecture == 'encoder' else Depth(0, m.layers, False)
+  encodes = m.architecture in ('encoder', 'diffusion')
+  return Depth(m.layers, 0, True) if encodes else Depth(0, m.layers, False)
 
 
 def build_canon(

@@ -26,11 +26,11 @@ TOKENS = (
 
 
 def build_patches(experiment: 'Experiment') -> dict[str, Any]:
-  """Image shape, patch size and number of class tokens.
+  """Image shape and patch size.
 
   Raises:
-    ValueError: for a patch without images or images without one, one that does not divide them, and fewer
-      class tokens than the pooling reads.
+    ValueError: for a patch without images or images without one, one that does not divide them, class tokens
+      that the model does not read, and fewer than the pooling reads.
   """
   config = experiment.config
   m, shape = config.model, experiment.source.image_shape
@@ -46,12 +46,18 @@ def build_patches(experiment: 'Experiment') -> dict[str, Any]:
     f'config.model.patch={m.patch} does not divide the {H} × {W} pixels of config.data.source='
     f'{config.data.source!r} into patches; use one of {", ".join(map(str, fit))}',
   )
+  denoises = m.architecture == 'diffusion'
   require(
-    m.class_tokens >= CLASS_TOKEN_COUNT[m.pooling],
+    not (denoises and m.class_tokens),
+    f'config.model.class_tokens={m.class_tokens} needs an encoder, and '
+    f'config.model.architecture={m.architecture!r} ignores them; leave it out',
+  )
+  require(
+    denoises or m.class_tokens >= CLASS_TOKEN_COUNT[m.pooling],
     f'config.model.class_tokens={m.class_tokens} is less than the {CLASS_TOKEN_COUNT[m.pooling]} that '
     f'config.model.pooling={m.pooling!r} reads; leave it out',
   )
-  return dict(shape=shape, patch=m.patch, class_tokens=m.class_tokens)
+  return dict(shape=shape, patch=m.patch)
 
 
 def count_patches(patches: dict[str, Any]) -> int:

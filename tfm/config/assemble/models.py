@@ -19,6 +19,7 @@ from tfm.errors import require, suggest
 from tfm.layers.classification_head import CLASS_TOKEN_COUNT, Pooled
 from tfm.models.block import Block
 from tfm.models.decoder import Decoder
+from tfm.models.diffusion import Diffusion
 from tfm.models.encoder import Encoder
 from tfm.models.encoder_decoder import EncoderDecoder, SourceEncoder
 from tfm.models.future_prediction import FuturePrediction
@@ -38,9 +39,12 @@ ARCHITECTURES = {
   'encoder_decoder': 'seq2seq',
   'encoder': 'masked_lm',
   'image_text': 'contrastive',
+  'diffusion': 'diffusion(10)',
 }
-# Fields of encoders only; an image-text model has the first, too.
-ENCODERS = ('patch', 'token_types', 'pooling', 'pooled_transform')
+# Fields of encoders only → the architectures that read them.
+ENCODERS = {'patch': ('encoder', 'image_text', 'diffusion')} | dict.fromkeys(
+  ('token_types', 'pooling', 'pooled_transform'), ('encoder',)
+)
 
 
 def build_model(experiment: 'Experiment', vocab: int, causal: bool, source_vocab: int) -> Trunk:
@@ -57,8 +61,10 @@ def build_model(experiment: 'Experiment', vocab: int, causal: bool, source_vocab
   """
   config = experiment.config
   m = config.model
-  pair, encodes, aim = m.architecture == 'encoder_decoder', m.architecture == 'encoder', experiment.objective
-  with_images = m.architecture == 'image_text'
+  pair, encodes, denoises, with_images = (
+    m.architecture == name for name in ('encoder_decoder', 'encoder', 'diffusion', 'image_text')
+  )
+  aim = experiment.objective
   require(
     pair or with_images or not m.encoder,
     f'config.model.architecture={m.architecture!r} ignores '
@@ -70,17 +76,17 @@ def build_model(experiment: 'Experiment', vocab: int, causal: bool, source_vocab
     f'{" and ".join(map(repr, aim.architectures))}, not config.model.architecture={m.architecture!r}; use an '
     f'objective such as {ARCHITECTURES[m.architecture]!r}',
   )
-  for field in ENCODERS:
+  for field, readers in ENCODERS.items():
     default = default_config().model[field]
     require(
-      encodes or (with_images and field == 'patch') or m[field] == default,
+      m.architecture in readers or m[field] == default,
       f'config.model.{field}={m[field]!r} needs an encoder, and '
       f'config.model.architecture={m.architecture!r} ignores it; leave it at {default!r}',
     )
   for field in OUTPUT:
     default = default_config().model[field]
     require(
-      not (encodes or with_images) or aim.masked_fraction or m[field] == default,
+      not (encodes or denoises or with_images) or aim.masked_fraction or m[field] == default,
       f'config.model.{field}={m[field]!r} changes logits over the vocabulary, which '
       f'config.objective={config.objective!r} does not use; set it to {default!r}',
     )
@@ -109,14 +115,14 @@ def build_model(experiment: 'Experiment', vocab: int, causal: bool, source_vocab
       'inherit from different sections; define one for each',
     )
 
-  if encodes and (m.patch or experiment.source.image_shape):
+  if denoises or (encodes and (m.patch or experiment.source.image_shape)):
     validate_images(experiment)
-    return Vision(
-      **build_trunk(experiment, 'model', causal=False, branches=2),
-      **build_patches(experiment),
-      heads=build_heads(experiment),
-      initializer=build_initializer(experiment, 'initializer'),
+    fields = build_trunk(experiment, 'model', causal=False, branches=2) | dict(
+      build_patches(experiment), initializer=build_initializer(experiment, 'initializer')
     )
+    if denoises:
+      return Diffusion(**fields, classes=aim.condition_classes, outputs=aim.outputs)
+    return Vision(**fields, class_tokens=m.class_tokens, heads=build_heads(experiment))
 
   require(
     with_images or m.class_tokens == 0,
@@ -215,6 +221,7 @@ def build_image_encoder(experiment: 'Experiment') -> Callable:
     Vision,
     **build_trunk(images, 'model.encoder', causal=False, branches=2),
     **patches,
+    class_tokens=m.class_tokens,
     heads=(),
     initializer=build_initializer(images, 'initializer'),
     patch_bias=False,  # as in the code of Radford et al. 2021

@@ -28,9 +28,10 @@ class Each(protocol.Packing):
   is longer than a row is truncated, and a warning counts these. `classes` is the class of the text [], or of
   each of its words [T], at its first token, with -1 at other tokens.
 
-  Of an image, `image` [H, W, C] is between -1 and 1, float32; the row has the positions and segments of the
-  patch tokens, which the model computes. If the image has a text, these are of the text, and the inputs are:
-  beginning of text, text, end of text; of a longer text the last of its tokens are left out.
+  Of an image, `image` [H, W, C] is between -1 and 1, float32, and latents are as they are; the row has the
+  positions and segments of the patch tokens, which the model computes. If the image has a text, these are of
+  the text, and the inputs are: beginning of text, text, end of text; of a longer text the last of its tokens
+  are left out.
 
   Every epoch has its own random order; texts may be infinitely many. Training can augment images, each time
   differently:
@@ -127,7 +128,10 @@ class _ImageRows(_Rows):
     image = self._documents.images[number]
     if self._seed is not None:
       image = self._augment(image, index)
-    row = dict(image=image.astype(np.float32) / 127.5 - 1)  # as in the code of Dosovitskiy et al. 2021
+    is_pixels = image.dtype == np.uint8
+    image = image.astype(np.float32)
+    # Pixels as in the code of Dosovitskiy et al. 2021; other numbers, such as latents, as they are.
+    row = dict(image=image / 127.5 - 1 if is_pixels else image)
     row['positions'], row['segments'] = np.arange(self.length, dtype=np.int32), np.ones(self.length, np.int32)
     return row | dict(classes=np.int32(self._documents.classes[number]))
 
