@@ -104,7 +104,7 @@ def built():
 
 
 def test_guidance_is_a_line_through_no_class_and_the_class(built):
-  model, params, _ = built
+  model, params = built
   path, x, classes = PATHS['straight'](), jnp.ones((2, 8, 8, 1)) / 3, jnp.array([4, 7])
 
   def read(guidance, classes=classes):
@@ -123,7 +123,7 @@ def apply(model, params, x, time, classes):
 
 
 def test_an_image_does_not_depend_on_the_others(built):
-  model, params, _ = built
+  model, params = built
   objective = Diffusion(0, 'contiguous', 0, classes=10, schedule='straight', prediction='flow')
 
   def sample(classes, numbers, seed=0):

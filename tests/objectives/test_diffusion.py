@@ -28,12 +28,8 @@ def objective(**fields):
   return Diffusion(0, 'contiguous', 0, classes=10, shape=(8, 8, 1), **fields)
 
 
-def build(**fields):
-  return build_diffusion()[:2]
-
-
 def loss(aim, batch=BATCH, key=None):
-  model, params = build()
+  model, params = build_diffusion()
   return jax.jit(lambda batch: aim(model, params, batch, key))(batch)
 
 
@@ -42,7 +38,7 @@ def loss(aim, batch=BATCH, key=None):
 )
 def test_the_loss_by_hand(schedule, prediction):
   """The model is called on each image alone, at a point that the formulas of the papers give."""
-  aim, (model, params) = objective(schedule=schedule, prediction=prediction), build()
+  aim, (model, params) = objective(schedule=schedule, prediction=prediction), build_diffusion()
   total, sums = loss(aim)
   apply = jax.jit(lambda params, *inputs: model.apply({'params': params}, *model.arguments(*inputs))[0])
   by_hand = []

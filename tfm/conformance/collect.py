@@ -83,8 +83,23 @@ def required(variant: type, base: type) -> list[str]:
 
 
 def specs(slot: str) -> list[str]:
-  """Every example of every variant of a slot."""
-  return [text for name in variants(slot) for text in examples(slot, name)]
+  """Every example of every variant of a slot that a decoder can have."""
+  return [text for name in variants(slot) for text in examples(slot, name) if not is_conditioned(slot, text)]
+
+
+def conditioned() -> list[str]:
+  """Every example of every residual that diffusion models alone can have."""
+  return [
+    text
+    for name in variants('residual')
+    for text in examples('residual', name)
+    if is_conditioned('residual', text)
+  ]
+
+
+def is_conditioned(slot: str, text: str) -> bool:
+  """Whether a variant reads a condition, which a decoder does not have."""
+  return slot == 'residual' and variant(slot, text).reads_condition
 
 
 def mask(text: str) -> Mask:
@@ -109,8 +124,9 @@ def takes(mixer: str, position: str, text: str) -> bool:
 
 
 def first(slot: str) -> list[str]:
-  """The first example of every variant of a slot."""
-  return [examples(slot, name)[0] for name in variants(slot) if examples(slot, name)]
+  """The first example of every variant of a slot that a decoder can have."""
+  texts = [examples(slot, name)[0] for name in variants(slot) if examples(slot, name)]
+  return [text for text in texts if not is_conditioned(slot, text)]
 
 
 def combinations(length: int, causal: bool = True) -> list:

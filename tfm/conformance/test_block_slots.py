@@ -26,17 +26,7 @@ from tfm.norms.protocol import norm_factory
 from tfm.residuals.protocol import PLACEMENTS
 
 
-def is_conditioned(slot, text):
-  """Whether a decoder cannot have a variant, because it reads a condition."""
-  return slot == 'residual' and collect.variant(slot, text).reads_condition
-
-
-VARIANTS = [
-  (slot, text)
-  for slot in ('feed_forward', 'norm', 'residual')
-  for text in collect.specs(slot)
-  if not is_conditioned(slot, text)
-]
+VARIANTS = [(slot, text) for slot in ('feed_forward', 'norm', 'residual') for text in collect.specs(slot)]
 VARIANTS += [('canon', 'AC'), ('canon', 'ABCD')]
 VARIANTS += [('value_residual', 'constant'), ('value_residual', 'gated'), ('own_keys', 'False')]
 # One MLP is enough for a quick run; mixtures are in test_feed_forwards.py too. One of each residual is.

@@ -56,13 +56,25 @@ def decoder(length=LENGTH, vocab=VOCAB, causal=True, **model):
   return Experiment(config(length, **model)).build_model(vocab, causal)
 
 
+def denoiser(**model):
+  """A diffusion model of images of 8 × 8 pixels, and its config."""
+  sizes = {field: MODEL[field] for field in ('layers', 'width', 'heads', 'feed_forward_width', 'bias')}
+  fields = dict(architecture='diffusion', patch=2, position='sinusoidal_2d')
+  made = resolve_config(
+    complete(
+      dict(
+        data=dict(source="latents('path', 8, 1)", length=16, packing='each'),
+        model=sizes | fields | model,
+        objective='diffusion(10)',
+      )
+    )
+  )
+  return Experiment(made).build_model(0), made
+
+
 def boxed(model, rows=1, length=LENGTH):
   """The abstract parameters in their boxes."""
-
-  def init(tokens):
-    return model.init(jax.random.key(0), tokens, Context.contiguous(tokens))
-
-  params = jax.eval_shape(init, jax.ShapeDtypeStruct((rows, length), jnp.int32))['params']
+  params = jax.eval_shape(model.init, jax.random.key(0), *model.example(rows, length))['params']
   sharding.require_axes(params)
   return params
 
