@@ -36,7 +36,7 @@ def get_config(arg: str = '') -> ConfigDict:
   require_argument(arg, SIZES)
   size, patch = SIZES[arg or 'xl2']
   config = ConfigDict()
-  config.objective = 'diffusion(1000, schedule="linear", prediction="epsilon")'
+  config.objective = 'diffusion(1000, schedule="linear", prediction="epsilon", learned_variance=True)'
   config.data = dict(
     source="latents('imagenet256', 32)", packing='each', length=(32 // patch) ** 2, reader_threads=16
   )

@@ -89,7 +89,7 @@ def test_one_step_of_ddpm_is_equation_7():
   mean = np.sqrt(before) * beta / (1 - kept) * data + np.sqrt(1 - beta) * (1 - before) / (1 - kept) * x
   expected = mean + np.sqrt((1 - before) / (1 - kept) * beta) * fresh
   np.testing.assert_allclose(
-    SAMPLERS['ddpm']().step(data, noise, now, then, fresh), expected, rtol=1e-3, atol=1e-3
+    SAMPLERS['ddpm']().step(data, noise, now, then, fresh, None), expected, rtol=1e-3, atol=1e-3
   )
 
 
@@ -135,3 +135,16 @@ def test_an_image_does_not_depend_on_the_others(built):
   np.testing.assert_allclose(one[0], many[1], rtol=1e-4, atol=1e-4)
   assert np.abs(sample(np.array([2]), np.array([5]), seed=1) - one).max() > 0.1
   assert np.abs(many[1] - many[2]).max() > 1e-4  # another class from the same noise
+
+
+def test_ddpm_has_the_learned_variance():
+  """From β̃ at -1 to β at 1, and none in the last step."""
+  path, fresh = PATHS['linear'](), jnp.array([1.0, 1.0, 1.0])
+  now, then = (path.coefficients(jnp.array(t)) for t in (600, 599))
+  data = noise = jnp.zeros(3)
+  x = SAMPLERS['ddpm']().step(data, noise, now, then, fresh, jnp.array([-1.0, 0.0, 1.0]))
+  beta, kept, before = path.betas()[600], path.alpha_bars[600], path.alpha_bars[599]
+  low, high = (1 - before) / (1 - kept) * beta, beta
+  np.testing.assert_allclose(x, np.sqrt([low, np.sqrt(low * high), high]), rtol=1e-3)
+  end = jnp.float32(1), jnp.float32(0)
+  np.testing.assert_array_equal(SAMPLERS['ddpm']().step(data, noise, then, end, fresh, fresh), data)

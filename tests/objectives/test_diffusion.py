@@ -10,6 +10,7 @@ import pytest
 from tests.models.test_diffusion import build_diffusion, config
 from tfm.config.assemble import Experiment
 from tfm.data import pipeline
+from tfm.objectives._variational_bound import variational_bound
 from tfm.objectives.diffusion import Diffusion
 
 
@@ -105,6 +106,10 @@ def test_rows_have_their_own_noise_and_evaluation_is_the_same_every_time():
     (dict(schedule='linear(steps=1)'), 'steps=1 must be at least 2'),
     (dict(schedule='straight("cubic")'), "times='cubic' is not known; use one of uniform, logit_normal"),
     (dict(prediction='x'), "prediction='x' is not known; use one of 'epsilon', 'v', 'flow'"),
+    (
+      dict(schedule='straight', prediction='flow', learned_variance=True),
+      "has no steps, whose variance learned_variance=True could learn; use 'linear' or 'cosine'",
+    ),
     (dict(schedule='straight'), "prediction='epsilon' says nothing new; use 'flow' or 'v'"),
   ],
 )
@@ -118,3 +123,62 @@ def test_another_number_of_classes_is_refused():
   data = pipeline.open_data(experiment.source, None)
   with pytest.raises(ValueError, match='has classes=11, but digits train has 10: 0, 1, .*; use classes=10'):
     experiment.objective.rows(experiment.packing, data.tokens('train'), 16, 0, None)
+
+
+class TestLearnedVariance:
+  def test_the_bound_is_the_divergence_of_two_gaussians(self):
+    """Equations 6 and 7 of Ho et al. 2020 for q, and their mean of x̂_0 with Σ of Nichol & Dhariwal for p."""
+    path, draw = objective().path, np.random.default_rng(0)
+    t = np.array([1, 40, 999])
+    data, guess, x, shares = draw.uniform(-1, 1, (4, 3, 5))
+    got = variational_bound(path, *map(jnp.asarray, (data, guess, shares)), jnp.asarray(t))
+    kept, beta = path.alpha_bars, path.betas()
+    for i, at in enumerate(t):
+      before = kept[at - 1]
+      true = (1 - before) / (1 - kept[at]) * beta[at]
+      mean, other = (
+        np.sqrt(before) * beta[at] / (1 - kept[at]) * x_0
+        + np.sqrt(1 - beta[at]) * (1 - before) / (1 - kept[at]) * x[i]
+        for x_0 in (data[i], guess[i])
+      )
+      v = (shares[i] + 1) / 2
+      learned = np.exp(v * np.log(beta[at]) + (1 - v) * np.log(true))
+      expected = np.log(learned / true) / 2 + (true + (mean - other) ** 2) / (2 * learned) - 0.5
+      np.testing.assert_allclose(got[i], expected, rtol=2e-3, atol=1e-5)
+
+  def test_the_levels_of_the_first_step_have_probabilities_that_add_up(self):
+    path, levels = objective().path, np.linspace(-1, 1, 256)
+    guess = np.full(256, 0.3)
+    nats = variational_bound(
+      path, *map(jnp.asarray, (levels[None], guess[None], guess[None])), jnp.array([0])
+    )
+    p = np.exp(-np.asarray(nats[0], np.float64))
+    np.testing.assert_allclose(p.sum(), 1, atol=1e-5)
+    np.testing.assert_allclose(levels[p.argmax()], 0.3, atol=1 / 255)
+
+  def test_its_gradient_reaches_the_variance_alone(self):
+    model, params = build_diffusion(objective='diffusion(10, learned_variance=True)')
+    assert params['output']['kernel'].shape == (16, 2 * 4)
+    fixed, learned = objective(), objective(learned_variance=True)
+
+    def gradient(aim, parameters):
+      def total(output):
+        return aim(model_of[aim], parameters | dict(output=output), BATCH, None)[0]
+
+      return jax.jit(jax.grad(total))(parameters['output'])['kernel']
+
+    model_of = {fixed: model.clone(outputs=1), learned: model}
+    # Outputs of a patch: of each pixel the prediction, then the share.
+    halves = jax.tree.map(lambda x: x[..., ::2], params['output'])
+    alone, both = gradient(fixed, params | dict(output=halves)), gradient(learned, params)
+    np.testing.assert_allclose(both[:, ::2], alone, rtol=1e-3, atol=1e-4)
+    assert np.abs(both[:, 1::2]).max() > 1e-6
+
+  def test_the_bound_is_reported_and_weighs_little(self):
+    model, params = build_diffusion(objective='diffusion(10, learned_variance=True)')
+    aim = objective(learned_variance=True)
+    total, sums = jax.jit(lambda batch: aim(model, params, batch, None))(BATCH)
+    np.testing.assert_allclose(
+      total, sums['loss'] + sums['variational_bound'], rtol=1e-5
+    )  # 1000 steps · 0.001
+    assert set(aim.summarize(sums, 0)) == {'loss', 'tokens', 'variational_bound'}

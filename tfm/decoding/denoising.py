@@ -9,14 +9,22 @@ import jax.numpy as jnp
 import numpy as np
 
 from tfm.errors import require
-from tfm.layers.diffusion_path import Coefficients, Path, separate
+from tfm.layers.diffusion_path import (
+  Coefficients,
+  Path,
+  forward_variance,
+  interpolate_log_variance,
+  posterior_variance,
+  separate,
+)
 from tfm.models.diffusion import Diffusion
 from tfm.objectives.diffusion import Diffusion as Objective
 from tfm.shapes import Array, Float, Int, PyTree
 from tfm.spec import Fraction
 
 
-# (points x [B …], a time) → what a model predicts of them
+# (points x [B … Q], a time) → what a model predicts of them [B … Q], or that and the shares of its learned
+# variance [B … 2Q]
 Predict = Callable[[Float[Array, 'B ...'], Array], Float[Array, 'B ...']]
 
 
@@ -34,6 +42,7 @@ class Sampler(abc.ABC):
     now: Coefficients,
     then: Coefficients,
     fresh: Float[Array, 'B ...'],
+    share: Float[Array, 'B ...'] | None,
   ) -> Float[Array, 'B ...']:
     """The points at the next time.
 
@@ -41,6 +50,7 @@ class Sampler(abc.ABC):
       data, noise: x_0 and ε as the model predicts them at the points x = a x_0 + s ε.
       now, then: (a, s) here and at the next time, which is nearer to the data.
       fresh: noise ~ N(0, 1).
+      share: of the learned variance, see `interpolate_log_variance`; None: the model learned none.
     """
 
 
@@ -55,20 +65,24 @@ class DDIM(Sampler):
 
   eta: Fraction = 0.0
 
-  def step(self, data, noise, now, then, fresh):
-    deviation = self.eta * posterior_deviation(now, then)
-    a, s = then
-    return a * data + jnp.sqrt(jnp.maximum(s**2 - deviation**2, 0)) * noise + deviation * fresh
+  def step(self, data, noise, now, then, fresh, share):
+    deviation = self.eta * jnp.sqrt(posterior_variance(now, then))
+    return posterior_mean(data, noise, then, deviation) + deviation * fresh
 
 
 @dataclasses.dataclass(frozen=True)
 class DDPM(Sampler):
   """x' ~ q(x' | x, x_0), ancestral sampling (Ho et al. 2020, eq. 6 and 7; between any two times: Song et al.
-  2021, η = 1).
+  2021, η = 1); with the variance that the model has learned, if it has (Nichol & Dhariwal 2021, eq. 15).
   """
 
-  def step(self, data, noise, now, then, fresh):
-    return DDIM(1.0).step(data, noise, now, then, fresh)
+  def step(self, data, noise, now, then, fresh, share):
+    variance = posterior_variance(now, then)
+    mean = posterior_mean(data, noise, then, jnp.sqrt(variance))
+    if share is not None:
+      learned = jnp.exp(interpolate_log_variance(share, variance, forward_variance(now, then)))
+      variance = jnp.where(variance > 0, learned, 0)  # the last step is without noise
+    return mean + jnp.sqrt(variance) * fresh
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,18 +95,18 @@ class Euler(Sampler):
       "sampler='euler' follows straight paths, and the model was trained on others; use 'ddim' or 'ddpm'",
     )
 
-  def step(self, data, noise, now, then, fresh):
+  def step(self, data, noise, now, then, fresh, share):
     x = now[0] * data + now[1] * noise
     return x + (then[1] - now[1]) * (noise - data)
 
 
+def posterior_mean(data: Array, noise: Array, then: Coefficients, deviation: Array) -> Array:
+  """The mean of q(x' | x, x_0) if that has such a standard deviation and x' the one of its time."""
+  a, s = then
+  return a * data + jnp.sqrt(jnp.maximum(s**2 - deviation**2, 0)) * noise
+
+
 SAMPLERS = {'ddim': DDIM, 'ddpm': DDPM, 'euler': Euler}
-
-
-def posterior_deviation(now: Coefficients, then: Coefficients) -> Float[Array, '']:
-  """The standard deviation of q(x' | x, x_0), of a point at the time `then` given that at `now`."""
-  (a, s), (a2, s2) = now, then
-  return s2 / s * jnp.sqrt(jnp.maximum(s**2 - (a * s2 / a2) ** 2, 0))
 
 
 def denoise(
@@ -123,9 +137,10 @@ def denoise(
   def advance(x, inputs):
     number, t, now, then = inputs
     at = tuple(jnp.broadcast_to(share, len(x)) for share in now)
-    data, noise = separate(prediction, predict(x, t), x, at)
+    y, share = jnp.split(predict(x, t), [x.shape[-1]], -1)
+    data, noise = separate(prediction, y, x, at)
     fresh = jax.vmap(lambda key: jax.random.normal(jax.random.fold_in(key, number), x.shape[1:]))(keys)
-    return sampler.step(data, noise, now, then, fresh), None
+    return sampler.step(data, noise, now, then, fresh, share if share.size else None), None
 
   return jax.lax.scan(advance, x, (np.arange(steps), times, (a, s), ends))[0]
 

@@ -174,3 +174,27 @@ def separate(
   determinant = a * q - s * p
   data = combine((q / determinant, -s / determinant), x, y)
   return data, combine((-p / determinant, a / determinant), x, y)
+
+
+def posterior_variance(now: Coefficients, then: Coefficients) -> Float[Array, '...']:
+  """The variance β̃ of q(x' | x, x_0), of a point at the time `then` given that at `now` (Ho et al. 2020, eq.
+  7, for any path).
+  """
+  return (then[1] / now[1]) ** 2 * forward_variance(now, then)
+
+
+def forward_variance(now: Coefficients, then: Coefficients) -> Float[Array, '...']:
+  """The variance β of q(x | x'), of a point at the time `now` given that at the earlier time `then`."""
+  (a, s), (a2, s2) = now, then
+  return jnp.maximum(s**2 - (a * s2 / a2) ** 2, 0)
+
+
+def interpolate_log_variance(
+  share: Float[Array, 'B ...'], low: Float[Array, '...'], high: Float[Array, '...']
+) -> Float[Array, 'B ...']:
+  """log Σ of a learned variance between β̃ (share = -1) and β (share = 1) (Nichol & Dhariwal 2021, eq. 15).
+
+  Args:
+    low, high: β̃ and β, which broadcast with `share`.
+  """
+  return ((1 - share) * jnp.log(low) + (1 + share) * jnp.log(high)) / 2

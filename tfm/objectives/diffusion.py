@@ -11,8 +11,9 @@ from annotated_types import Interval
 
 from tfm import spec
 from tfm.data.packing.protocol import MappedRows, random_bits
-from tfm.layers.diffusion_path import PATHS, PREDICTIONS, Path, combine
+from tfm.layers.diffusion_path import PATHS, PREDICTIONS, Path, combine, separate
 from tfm.mixers.protocol import Context
+from tfm.objectives._variational_bound import variational_bound
 from tfm.objectives.classification import require_classes
 from tfm.objectives.protocol import Objective, add_reports
 from tfm.spec import MAX_SIZE, Fraction, Size
@@ -35,16 +36,21 @@ class Diffusion(Objective):
   classifier-free guidance (Ho & Salimans 2022, algorithm 1). Noise, time and dropping depend on the seed and
   on the row's place in training; in evaluation they are always the same.
 
+  With `learned_variance` the model also predicts where between its bounds the logarithm of the variance of a
+  step towards the data lies, and `variational_bound` is added, whose gradient reaches the variance alone
+  (Nichol & Dhariwal 2021, §3.1; the recipe of DiT).
+
   Attributes:
     classes: the number of classes; those of the data are numbered in the order of their names.
     schedule: the path: linear(steps, first, last), cosine(steps, offset) or straight(times).
     prediction: what the model predicts.
     class_dropout: the fraction of images whose class is dropped; in evaluation, none is.
+    learned_variance: whether the variance of steps is learned, for the sampler `ddpm`.
     shape: H, W, Q of the images, from the source.
 
   Raises:
-    ValueError: for another schedule or prediction, or a prediction that says nothing about the data where a
-      path begins.
+    ValueError: for another schedule or prediction, a prediction that says nothing about the data where a path
+      begins, or a learned variance on a path without steps.
   """
 
   architectures = ('diffusion',)
@@ -54,6 +60,7 @@ class Diffusion(Objective):
   schedule: str = 'linear'
   prediction: str = 'epsilon'
   class_dropout: Fraction = 0.1
+  learned_variance: bool = False
   shape: tuple[Size, ...] = ()
 
   def __post_init__(self):
@@ -67,6 +74,12 @@ class Diffusion(Objective):
         "nothing new; use 'flow' or 'v'"
       )
 
+    if self.learned_variance and self.path.is_straight:
+      raise ValueError(
+        f'schedule={self.schedule!r} has no steps, whose variance learned_variance=True could learn; use '
+        "'linear' or 'cosine'"
+      )
+
   @functools.cached_property
   def path(self) -> Path:
     """The path from data to noise."""
@@ -75,6 +88,10 @@ class Diffusion(Objective):
   @property
   def condition_classes(self):
     return self.classes
+
+  @property
+  def outputs(self):
+    return 2 if self.learned_variance else 1
 
   @property
   def suggested_packing(self):
@@ -95,9 +112,12 @@ class Diffusion(Objective):
     return row | dict(image=image, classes=np.int32(-1), noise_seed=np.int32(0))
 
   def summarize(self, total, size):
-    """Returns `loss`, the mean squared error, and `tokens`, the number of images."""
+    """Returns `loss`, the mean squared error, and `tokens`, the number of images; with a learned variance
+    `variational_bound` in nats per channel of a pixel and step.
+    """
     del size
-    return dict(loss=total['loss'] / max(total['tokens'], 1), tokens=total['tokens'])
+    count = max(total['tokens'], 1)
+    return {name: value if name == 'tokens' else value / count for name, value in total.items()}
 
   def __call__(self, model, params, batch, key):
     context = Context(batch['positions'], batch['segments'], train=key is not None, layout=self.layout)
@@ -106,19 +126,32 @@ class Diffusion(Objective):
     weights = (classes >= 0).astype(jnp.float32)  # -1: padding
     known = classes >= 0 if key is None else (classes >= 0) & ~dropped
     at = self.path.coefficients(t)
+    x = combine(at, data, noise)
     predicted, reports = self.apply_model(
       model,
       params,
       key,
       lambda model, *inputs: model(*inputs)[0],
-      combine(at, data, noise),
+      x,
       self.path.model_time(t),
       jnp.where(known, classes, self.classes),
       context,
     )
+    predicted, shares = jnp.split(predicted, [data.shape[-1]], -1)
     target = combine(PREDICTIONS[self.prediction](*at), data, noise)
-    loss = (jnp.square(predicted - target).reshape(len(data), -1).mean(1) * weights).sum()
-    return add_reports(loss, dict(loss=loss, tokens=weights.sum()), reports)
+
+    def add_up(values):
+      return (values.reshape(len(data), -1).mean(1) * weights).sum()
+
+    loss = add_up(jnp.square(predicted - target))
+    sums = dict(loss=loss, tokens=weights.sum())
+    total = loss
+    if self.learned_variance:
+      guess, _ = separate(self.prediction, jax.lax.stop_gradient(predicted), x, at)
+      bound = add_up(variational_bound(self.path, data, guess, shares, t))
+      # The bound of all steps, of which t is one, has the weight 0.001.
+      total, sums['variational_bound'] = loss + 0.001 * self.path.steps * bound, bound
+    return add_reports(total, sums, reports)
 
   def draw(self, shape: tuple[int, ...], noise_seed: jax.Array) -> tuple[jax.Array, ...]:
     """The noise of an image, its time, and whether its class is dropped."""
