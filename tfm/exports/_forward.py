@@ -69,8 +69,8 @@ def build_forward(run: Run, batch: int = 0, length: int = 0) -> Forward:
   )
   require(
     architecture != 'diffusion',
-    'a sampler calls a diffusion model many times, and this format has one call; use safetensors, the '
-    'parameters',
+    'a sampler calls a diffusion model many times, and this format has one call; use safetensors, which has '
+    'the parameters',
   )
   model, params = flops.with_kernel(run.model, Dense()), jax.device_get(merge_adapters(run.params))
   model, params = unroll_layers(model, params)
