@@ -11,6 +11,7 @@ from tfm.config.assemble import Experiment
 from tfm.config.load import load_config
 from tfm.config.resolve import resolve_config
 from tfm.config.validate import validate_run
+from tfm.models import flops
 from tfm.training import state as states
 
 
@@ -58,6 +59,14 @@ def test_the_formula_has_the_millions_of_the_paper():
   }
   # The released weights of XL/2, which hold the sinusoids of 256 positions, too.
   assert formula('xl2') == 675_129_632 - 256 * 1152
+
+
+@pytest.mark.parametrize('name, billions', [('s2', 6.06), ('xl2', 118.64)])
+def test_multiplications_are_those_of_the_paper(name, billions):
+  """Table 4's Gflops, which count a multiplication with its addition once."""
+  config = resolve(name)
+  counted = flops.per_token(Experiment(config).build_model(0), config.data.length).forward
+  assert counted * config.data.length / 2e9 == pytest.approx(billions, rel=1e-3)
 
 
 @pytest.mark.parametrize('name', ['s8', 'xl2'])
