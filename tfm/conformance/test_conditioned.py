@@ -70,10 +70,11 @@ class TestConditioned:
       assert np.asarray(x).any() or name.endswith('k/bias'), f'{name} has no gradient'
 
   @pytest.mark.sampled(0)
-  def test_the_mesh_changes_nothing(self, text):
+  @pytest.mark.parametrize('sizes', [axes((2, 2, 2)), dict(stage=2, data=2, fsdp=2)], ids=str)
+  def test_the_mesh_changes_nothing(self, text, sizes):
     one = tiny(text)
     expected, gradients = jax.value_and_grad(one.loss)(one.params)
-    mesh, rules = meshes.make(axes((2, 2, 2))), sharding.parse_rules(one.config.rules)
+    mesh, rules = meshes.make(sizes), sharding.parse_rules(one.config.rules)
     with sharding.context(mesh, rules):
       params = jax.device_put(one.params, sharding.named_shardings(boxed(one.model), mesh, rules))
       got, sharded = jax.jit(jax.value_and_grad(one.loss))(params)
