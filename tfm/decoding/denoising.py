@@ -147,7 +147,7 @@ def denoise(
 
 def guide(model: Diffusion, params: PyTree, path: Path, classes: Int[Array, 'B'], guidance: float) -> Predict:
   """(x, t) → y∅ + w (y - y∅), where y is what a model predicts for the classes and y∅ without one
-  (Ho & Salimans 2022, eq. 6, whose w is one less).
+  (Ho & Salimans 2022, eq. 6, whose w is one less). The shares of a learned variance are not guided.
 
   Args:
     guidance: w; 1: y alone; 0: y∅ alone; above 1: away from what all classes have in common.
@@ -157,11 +157,13 @@ def guide(model: Diffusion, params: PyTree, path: Path, classes: Int[Array, 'B']
   def predict(x, t):
     times = jnp.broadcast_to(path.model_time(jnp.asarray(t)), len(x))
     outputs = [
-      weight * model.apply({'params': params}, *model.arguments(x, times, of))[0]
+      (weight, model.apply({'params': params}, *model.arguments(x, times, of))[0])
       for weight, of in passes
       if weight
     ]
-    return sum(outputs)
+    Q = x.shape[-1]
+    guided = sum(weight * y[..., :Q] for weight, y in outputs)
+    return jnp.concatenate([guided, outputs[0][1][..., Q:]], -1)
 
   return predict
 

@@ -73,7 +73,6 @@ class Diffusion(Objective):
         f'schedule={self.schedule!r} begins with noise alone, of which prediction={self.prediction!r} says '
         "nothing new; use 'flow' or 'v'"
       )
-
     if self.learned_variance and self.path.is_straight:
       raise ValueError(
         f'schedule={self.schedule!r} has no steps, whose variance learned_variance=True could learn; use '
