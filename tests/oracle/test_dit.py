@@ -1,4 +1,4 @@
-"""The diffusion transformer, with a learned variance, is that of diffusers (PyTorch).
+"""The diffusion transformer, its schedules and its samplers are those of diffusers (PyTorch).
 
 Three things that diffusers has otherwise are as in the released code of DiT: the wavelengths of the time
 (`downscale_freq_shift`), one embedding of time and class for all blocks, and, as in all of `sinusoidal_2d`,
@@ -15,10 +15,14 @@ library = pytest.importorskip(
   'diffusers.models.transformers.dit_transformer_2d', reason='needs the extra [oracle]: make oracle'
 )
 
+schedulers = pytest.importorskip('diffusers.schedulers', reason='needs the extra [oracle]: make oracle')
+
 import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 
 from tests.models.test_diffusion import build_diffusion  # noqa: E402
+from tfm.decoding.denoising import SAMPLERS, denoise  # noqa: E402
+from tfm.layers.diffusion_path import PATHS, separate  # noqa: E402
 
 
 D, H, L, P, Q, SIDE = 16, 4, 2, 2, 1, 8
@@ -105,3 +109,60 @@ def test_predictions(record_difference):
   got = jax.jit(model.apply)({'params': params}, *arguments)[0]
   record_difference('residual/adaln_zero', 'diffusers', got, expected)
   np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
+
+
+SCHEDULES = [('linear', 'linear'), ('cosine', 'squaredcos_cap_v2')]
+PREDICTIONS = {'epsilon': 'epsilon', 'v': 'v_prediction'}
+
+
+@pytest.mark.parametrize('name, theirs', SCHEDULES)
+def test_schedules(name, theirs):
+  kept = schedulers.DDPMScheduler(beta_start=1e-4, beta_end=0.02, beta_schedule=theirs).alphas_cumprod
+  np.testing.assert_allclose(PATHS[name]().alpha_bars, kept.numpy(), rtol=1e-4)
+
+
+def predict(x, t):
+  """A model that is only a function."""
+  return 0.3 * x + 0.001 * t
+
+
+@pytest.mark.parametrize('name, schedule', SCHEDULES)
+@pytest.mark.parametrize('prediction', PREDICTIONS)
+def test_ddim_follows_the_same_path(name, schedule, prediction):
+  theirs = schedulers.DDIMScheduler(
+    beta_start=1e-4,
+    beta_end=0.02,
+    beta_schedule=schedule,
+    prediction_type=PREDICTIONS[prediction],
+    clip_sample=False,
+  )
+  theirs.set_timesteps(1000)
+  start = np.random.default_rng(0).standard_normal((4, 3)).astype(np.float32)
+  x = torch.tensor(start, dtype=torch.float64)
+  for t in theirs.timesteps:
+    x = theirs.step(predict(x, int(t)), t, x).prev_sample
+  keys = jax.random.split(jax.random.key(0), 4)
+  got = denoise(predict, PATHS[name](), prediction, SAMPLERS['ddim'](), jnp.asarray(start), keys, 1000)
+  np.testing.assert_allclose(
+    got, x.numpy(), rtol=0, atol=1e-4 * np.abs(x.numpy()).max()
+  )  # 1000 steps in float32
+
+
+@pytest.mark.parametrize('prediction', PREDICTIONS)
+def test_ddpm_has_the_same_mean(prediction):
+  theirs = schedulers.DDPMScheduler(
+    beta_start=1e-4, beta_end=0.02, prediction_type=PREDICTIONS[prediction], clip_sample=False
+  )
+  path, t, x = PATHS['linear'](), 400, np.random.default_rng(0).standard_normal((4, 3)).astype(np.float32)
+  at = path.coefficients(jnp.full(4, t))
+  now, then = (path.coefficients(jnp.array(time)) for time in (t, t - 1))
+  data, noise = separate(prediction, predict(jnp.asarray(x), t), jnp.asarray(x), at)
+  mean = SAMPLERS['ddpm']().step(data, noise, now, then, jnp.zeros_like(x), None)
+  shifted = SAMPLERS['ddpm']().step(data, noise, now, then, jnp.ones_like(x), None)
+  np.testing.assert_allclose(np.square(shifted - mean), theirs._get_variance(t).numpy(), rtol=1e-2)
+  step = theirs.step(
+    predict(torch.tensor(x), t), t, torch.tensor(x), generator=torch.Generator().manual_seed(0)
+  )
+  fresh = torch.randn(x.shape, generator=torch.Generator().manual_seed(0))
+  expected = step.prev_sample.numpy() - np.sqrt(theirs._get_variance(t).numpy()) * fresh.numpy()
+  np.testing.assert_allclose(mean, expected, rtol=1e-3, atol=1e-3)
