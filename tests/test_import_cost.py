@@ -111,6 +111,7 @@ def test_importing_tfm_imports_no_other_package(root, tmp_path):
     (['plan', '--config=lm', '--topology=v5p:2x2'], 'use v5p:2x2x1'),
     (['plan', '--config=lm', '--topology=here', '--axes=data,fsdq'], "did you mean 'fsdp'"),
     (['quantize', '--workdir=run', '--to=x', '--quantization=itn8'], "did you mean 'int8'"),
+    (['sample', '--workdir=run', '--sampler=ddim2'], "--sampler='ddim2.*mean 'ddim'"),
     (['serve', '--workdir=run', '--config.model.kernel=dens'], "did you mean 'dense'"),
     (['ablate', 'study.py', '--workdir=x'], "the arm 'ropee': .*did you mean 'rope'"),
     (['train', '--config=lm', '--workdir=x', '--variants=lab', '--config.model.norm=mien'], "mean 'mine'"),

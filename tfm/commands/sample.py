@@ -20,18 +20,18 @@ import pathlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from tfm import spec
 from tfm.commands.attend import parse_numbers
-from tfm.commands.cli import add_run_flags, assign_overrides
-from tfm.data.images import MODES, encode_png
+from tfm.commands.cli import add_run_flags, assign_overrides, validate_flag
+from tfm.config.names import FromTable
 from tfm.data.progress_bar import track
 from tfm.errors import require
 from tfm.spec import MAX_SIZE
 
 
 if TYPE_CHECKING:
+  import numpy as np
+
   from tfm.decoding.denoising import Sampler
   from tfm.runs import load
 
@@ -52,16 +52,23 @@ def arguments(parser: argparse.ArgumentParser) -> None:
   add('--to', metavar='FILE', help='a .png or a .npy file (default: samples.png in --workdir)')
 
 
-def main(args: argparse.Namespace) -> None:
-  from tfm.decoding.denoising import SAMPLERS
-  from tfm.runs import load
-
-  file = pathlib.Path(args.to or pathlib.Path(args.workdir) / 'samples.png')
-  require(file.suffix in ('.png', '.npy'), f'--to={file} must end in .png or .npy')
+def validate(args: argparse.Namespace) -> None:
+  validate_flag('sampler', FromTable('ddim', 'decoding.denoising:SAMPLERS'), args.sampler)
+  args.file = pathlib.Path(args.to or pathlib.Path(args.workdir) / 'samples.png')
+  require(args.file.suffix in ('.png', '.npy'), f'--to={args.file} must end in .png or .npy')
   for flag, least, most in (('num_samples', 1, MAX_SIZE), ('steps', 1, MAX_SIZE), ('seed', 0, 2**32 - 1)):
     value = getattr(args, flag)
     require(least <= value <= most, f'--{flag}={value} must be at least {least} and at most {most:,}')
   require(0 <= args.guidance <= 1000, f'--guidance={args.guidance} must be at least 0 and at most 1000')
+
+
+def main(args: argparse.Namespace) -> None:
+  import numpy as np
+
+  from tfm.data.images import MODES, encode_png
+  from tfm.decoding.denoising import SAMPLERS
+  from tfm.runs import load
+
   classes = parse_numbers('classes', args.classes)
   sampler = spec.build_from_table(args.sampler, SAMPLERS)
   run = load.load(
@@ -74,18 +81,18 @@ def main(args: argparse.Namespace) -> None:
   for number in classes or ():
     require(number < count, f'--classes: the model has no class {number}; use some of 0 to {count - 1}')
   require(
-    file.suffix == '.npy' or shape[2] in MODES,
-    f'--to={file} has no colours for {shape[2]} channels; name a .npy file',
+    args.file.suffix == '.npy' or shape[2] in MODES,
+    f'--to={args.file} has no colours for {shape[2]} channels; name a .npy file',
   )
   chosen = classes or list(range(count))
   images = np.concatenate(list(generate(run, chosen, sampler, args)))
   images = images.reshape(len(chosen), args.num_samples, *shape)
-  file.parent.mkdir(parents=True, exist_ok=True)
-  if file.suffix == '.npy':
-    np.save(file, images)
+  args.file.parent.mkdir(parents=True, exist_ok=True)
+  if args.file.suffix == '.npy':
+    np.save(args.file, images)
   else:
-    file.write_bytes(encode_png(draw_grid(images)).getvalue())
-  print(f'{file}: {args.num_samples} images of each of {len(chosen)} classes')
+    args.file.write_bytes(encode_png(draw_grid(images)).getvalue())
+  print(f'{args.file}: {args.num_samples} images of each of {len(chosen)} classes')
 
 
 def generate(
@@ -93,6 +100,7 @@ def generate(
 ) -> Iterator[np.ndarray]:
   """Yields the images of all classes, `ROWS` at a time."""
   import jax
+  import numpy as np
 
   from tfm.decoding.denoising import sample_images
   from tfm.parallel import sharding
@@ -121,6 +129,8 @@ def generate(
 
 def draw_grid(images: np.ndarray) -> np.ndarray:
   """Images [rows, columns, H, W, channels] between -1 and 1 as one, uint8, with white borders."""
+  import numpy as np
+
   scale = max(1, SIDE // images.shape[2])
   pixels = np.clip(np.round((images + 1) * 127.5), 0, 255).astype(np.uint8)
   pixels = pixels.repeat(scale, 2).repeat(scale, 3)
