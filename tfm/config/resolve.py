@@ -26,8 +26,8 @@ def resolve_config(config: ConfigDict) -> ConfigDict:
   if model.embedding_width is None:
     model.embedding_width = model.width
   if model.class_tokens is None:
-    reads_images = model.patch and model.architecture == 'encoder'
-    model.class_tokens = CLASS_TOKEN_COUNT.get(model.pooling, 0) if reads_images else 0
+    pools = model.patch and model.architecture != 'diffusion'
+    model.class_tokens = CLASS_TOKEN_COUNT.get(model.pooling, 0) if pools else 0
   for part in (model.encoder, model.cross):
     inherit(part, model)
   for name, block in model.blocks.items():
