@@ -300,11 +300,8 @@ class Kernel(abc.ABC):
     q: Float[Array, 'B T H C'], k: Float[Array, 'B S K C'], log_sum_exp: Float[Array, 'B H T'], **inputs
   ) -> Float[Array, 'B H T S']:
     """The weights of chosen queries from the log-sum-exp of `with_log_sum_exp`: exp(logits - log-sum-exp)."""
-    inputs = AttentionInputs(**inputs)
-    B, T, H, _ = q.shape
-    q, k = group_queries(q, k.shape[2]), k.swapaxes(1, 2)
-    logits = inputs.logits(q, k, inputs.q_locations, inputs.k_locations).reshape(B, H, T, -1)
-    return jnp.where(inputs.visibility_mask()[:, None], jnp.exp(logits - log_sum_exp[..., None]), 0)
+    logits = Kernel.attention_logits(q, k, **inputs)
+    return jnp.where(logits == -jnp.inf, 0, jnp.exp(logits - log_sum_exp[..., None]))
 
   @staticmethod
   def attention_weights(
@@ -314,6 +311,17 @@ class Kernel(abc.ABC):
     B, T, H, _ = q.shape
     weights, _ = AttentionInputs(**inputs).weights(group_queries(q, k.shape[2]), k.swapaxes(1, 2))
     return weights.reshape(B, H, T, -1)
+
+  @staticmethod
+  def attention_logits(
+    q: Float[Array, 'B T H C'], k: Float[Array, 'B S K C'], **inputs
+  ) -> Float[Array, 'B H T S']:
+    """What the normalizer makes the weights of; -inf for a key that is not visible."""
+    inputs = AttentionInputs(**inputs)
+    B, T, H, _ = q.shape
+    q, k = group_queries(q, k.shape[2]), k.swapaxes(1, 2)
+    logits = inputs.logits(q, k, inputs.q_locations, inputs.k_locations).reshape(B, H, T, -1)
+    return jnp.where(inputs.visibility_mask()[:, None], logits, -jnp.inf)
 
   def attend_or_raise(self, q, k, v, inputs: AttentionInputs):
     """`attend`, or a ValueError with the reason why this kernel cannot be used."""

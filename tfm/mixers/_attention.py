@@ -54,7 +54,7 @@ class Attention(Mixer):
       inputs: the fields of `tfm.kernels.protocol.AttentionInputs`.
     """
     q, k, v = queries['q'], keys['k'], keys['v']
-    self.sow_attention(lambda: self.kernel.attention_weights(q, k, **inputs))
+    self.sow_attention(lambda compute: compute(q, k, **inputs))
     return self.kernel(q, k, v, **inputs)
 
   def compute_features(

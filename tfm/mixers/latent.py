@@ -130,7 +130,7 @@ class Latent(Mixer):
         dropout_key=self.make_rng('dropout') if context.train and self.dropout > 0 else None,
       )
       y = self.kernel(q, k, v, **inputs)
-    self.sow_attention(lambda: self.kernel.attention_weights(q, k, **inputs))
+    self.sow_attention(lambda compute: compute(q, k, **inputs))
     if cache is not None:
       y = einsum('BTHR,RHC->BTHC', y, up_v)
     return project_from_heads(self, y), cache

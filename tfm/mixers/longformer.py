@@ -1,5 +1,6 @@
 """Local attention beside global attention, each with projections of its own."""
 
+import functools
 from collections.abc import Callable
 
 import flax.linen as nn
@@ -109,11 +110,9 @@ class Longformer(Mixer):
           dropout_key=self.make_rng('dropout') if context.train and self.dropout > 0 else None,
         )
 
-    def weights(kind, queries):
-      weights = self.kernel.attention_weights(
-        read[f'q{kind}'][:, :queries], read[f'k{kind}'], **inputs(kind, queries)
-      )
-      return weights.swapaxes(1, 2)
+    def weights(compute, kind, queries):
+      x = compute(read[f'q{kind}'][:, :queries], read[f'k{kind}'], **inputs(kind, queries))
+      return x.swapaxes(1, 2)
 
     def combine(compute):
       """[B T …]: the result of the global projections for global tokens, and of the others elsewhere."""
@@ -125,5 +124,5 @@ class Longformer(Mixer):
       return jnp.concatenate([jnp.where(is_global, top, y[:, :first]), y[:, first:]], 1)
 
     y = combine(attend)
-    self.sow_attention(lambda: combine(weights).swapaxes(1, 2))
+    self.sow_attention(lambda compute: combine(functools.partial(weights, compute)).swapaxes(1, 2))
     return project_from_heads(self, y), cache

@@ -13,8 +13,8 @@ from tfm.layers.initializer import Factory, as_factory
 from tfm.shapes import Array, Float, Int, PyTree
 
 
-# The variable collection that holds attention weights.
-ATTENTION = 'attention'
+# The variable collections that hold attention weights, and the logits that they are normalized from.
+ATTENTION, ATTENTION_LOGITS = 'attention', 'attention_logits'
 
 
 @struct.dataclass
@@ -88,7 +88,8 @@ class Mixer(nn.Module):
     supports_mup: whether its projections and scales follow `layers/parametrization.py` at any width.
     projects_position_table: whether it applies its query and key projections to the table of a position with
       `uses_qk_projections`.
-    exposes_attention: whether it has weights of queries over keys, and sows them (`sow_attention`).
+    exposes_attention: whether it has weights of queries over keys, and sows them and their logits
+      (`sow_attention`).
   """
 
   examples: ClassVar[tuple[str, ...]] = ()
@@ -136,13 +137,16 @@ class Mixer(nn.Module):
     return False
 
   @nn.nowrap
-  def sow_attention(self, weights: Callable[[], Float[Array, 'B H T S']]) -> None:
-    """Stores the weights before dropout in the collection `ATTENTION` if a caller made it mutable.
+  def sow_attention(self, apply: Callable[[Callable], Float[Array, 'B H T S']]) -> None:
+    """Stores the weights before dropout in the collection `ATTENTION`, and their logits in
+    `ATTENTION_LOGITS`, if a caller made it mutable.
 
-    `weights` is a function, so that training neither computes nor traces them.
+    `apply` gets `Kernel.attention_weights` or `Kernel.attention_logits` and calls it; so training neither
+    computes nor traces them.
     """
-    if self.is_mutable_collection(ATTENTION) and not self.is_initializing():
-      self.put_variable(ATTENTION, 'weights', weights())
+    for collection, name in ((ATTENTION, 'weights'), (ATTENTION_LOGITS, 'logits')):
+      if self.is_mutable_collection(collection) and not self.is_initializing():
+        self.put_variable(collection, name, apply(getattr(self.kernel, f'attention_{name}')))
 
   @nn.nowrap
   def init_cache(self, batch: int, length: int) -> Any:

@@ -16,6 +16,10 @@ from tfm.residuals.protocol import Residual
 from tfm.shapes import Array, Float
 
 
+# The variable collection that holds hidden states.
+HIDDEN = 'hidden'
+
+
 class Block(nn.Module):
   """Up to three branches on a residual stream: mixer(x), cross(x, memory) if there is a memory,
   feed_forward(x).
@@ -114,6 +118,7 @@ class Block(nn.Module):
     x = self.residual(self, branches, x, context)
     axes = (None,) * (x.ndim - 3)  # of several residual streams
     x = shard(x, 'batch', 'length', *axes, 'embed')
+    sow_hidden(self, 'output', x.sum(2) if axes else x)
     return x if stream is None else stream.replace(x=x), new_cache if cached else None
 
   @nn.nowrap
@@ -132,6 +137,12 @@ class Block(nn.Module):
 
   def apply_dropout(self, y, context):
     return nn.Dropout(self.dropout, deterministic=not context.train)(y)
+
+
+def sow_hidden(module: nn.Module, name: str, x: Float[Array, 'B T D']) -> None:
+  """Stores hidden states in the collection `HIDDEN` if a caller made it mutable."""
+  if module.is_mutable_collection(HIDDEN) and not module.is_initializing():
+    module.put_variable(HIDDEN, name, x)
 
 
 def without_index(keys: Any) -> Any:

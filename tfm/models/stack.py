@@ -10,8 +10,8 @@ from jax.ad_checkpoint import checkpoint_name
 
 from tfm.layers.checkpoint_names import BLOCK
 from tfm.layers.quantization import Quantization, active_quantization
-from tfm.mixers.protocol import ATTENTION, Context, Memory
-from tfm.models.block import without_index
+from tfm.mixers.protocol import ATTENTION, ATTENTION_LOGITS, Context, Memory
+from tfm.models.block import HIDDEN, without_index
 from tfm.models.remat import Policy
 from tfm.models.stream import Stream
 from tfm.parallel import pipeline_parallelism
@@ -22,7 +22,7 @@ from tfm.shapes import Array, Float, Int, PyTree
 
 # The collections that layers sow in training, and all of them.
 REPORTS = 'losses', 'metrics'
-SOWN = *REPORTS, ATTENTION
+SOWN = *REPORTS, ATTENTION, ATTENTION_LOGITS, HIDDEN
 
 
 class Group(nn.Module):

@@ -7,6 +7,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 
 from tfm.mixers.protocol import Context, Memory
+from tfm.models.block import sow_hidden
 from tfm.parallel.sharding import shard
 from tfm.shapes import Array, Float
 
@@ -54,8 +55,11 @@ class Trunk(nn.Module):
     if self.embedding_norm:
       x = self.norm_in(x)
     x = self.drop(x, deterministic=not context.train)
+    sow_hidden(self, 'embedded', x)
     x, caches = self.blocks(shard(x, 'batch', 'length', 'embed'), memory, context, caches)
-    return self.norm_out(x) if self.final_norm else x, caches
+    x = self.norm_out(x) if self.final_norm else x
+    sow_hidden(self, 'last', x)
+    return x, caches
 
   def with_position_tables(self, context: Context) -> Context:
     """The context with what positions compute once for all layers."""

@@ -1,7 +1,7 @@
 """Next-token prediction."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import flax.linen as nn
 import jax
@@ -19,19 +19,28 @@ class CausalLM(Prediction):
 
   supports_recurrence = True
 
-  def predict(self, model, params, batch, key, dropout):
+  def predict(self, model, params, batch, key, dropout, sow=()):
     prefix, weights = self.prefix_and_weights(batch, key)
     train = dropout is not None
     context = Context(batch['positions'], batch['segments'], prefix, train=train, layout=self.layout)
-    compute = self.recurrent_features if self.recurrence and train else self.row_features
-    features, reports = compute(model, params, batch['inputs'], context, dropout)
+    arguments = model, params, batch['inputs'], context, dropout
+    if self.recurrence and train:
+      features, reports = self.recurrent_features(*arguments)
+    else:
+      features, reports = self.row_features(*arguments, sow)
     return Predicted(features, batch['targets'], weights, reports)
 
   def row_features(
-    self, model: nn.Module, params: PyTree, tokens: Int[Array, 'B T'], context: Context, key: Array | None
+    self,
+    model: nn.Module,
+    params: PyTree,
+    tokens: Int[Array, 'B T'],
+    context: Context,
+    key: Array | None,
+    sow: Sequence[str] = (),
   ) -> tuple[Float[Array, 'B T D'], PyTree]:
-    """Returns the features of whole rows, and the reports of layers."""
-    (features, _), reports = self.apply_model(model, params, key, 'features', tokens, context)
+    """Returns the features of whole rows, and the reports of layers with the collections of `sow`."""
+    (features, _), reports = self.apply_model(model, params, key, 'features', tokens, context, sow=sow)
     return features, reports
 
   def recurrent_features(

@@ -1,4 +1,4 @@
-"""The softened predictions of a trained model, its teacher."""
+"""The softened predictions of a trained model, its teacher, and its layers."""
 
 import dataclasses
 import functools
@@ -12,15 +12,20 @@ import tfm.objectives
 from tfm import spec
 from tfm.errors import require
 from tfm.layers.cross_entropy import VocabShard, log_normalizer
+from tfm.objectives._layer_losses import LAYER_LOSSES, read_layers
 from tfm.objectives.protocol import Objective, Prediction, add_reports, sum_token_losses
 from tfm.shapes import Array, Float
-from tfm.spec import Fraction
+from tfm.spec import Fraction, NonNegativeFloat
 
 
 @dataclasses.dataclass(frozen=True)
 class Distillation(Objective):
   """Σ over tokens of α · T² · KL(softmax(z_teacher / T) ‖ softmax(z / T)) + (1 - α) · hard loss
   (Hinton et al. 2015, §2).
+
+  With weights of layer losses, as means over tokens times the number of predicted ones: cosine · L_cos
+  (Sanh et al. 2019, DistilBERT, §3) + hidden · L_hidn + attention · L_attn (Jiao et al. 2020, TinyBERT, eq. 7
+  to 9), of `tfm.objectives._layer_losses`. TinyBERT's projection W_h is left out: widths must be equal.
 
   The factor T² keeps the gradient of the first term at the scale of the second for every T. The teacher is
   frozen and has no dropout; it has the student's tokenizer and any size. An evaluation measures the student
@@ -30,15 +35,23 @@ class Distillation(Objective):
     teacher: the directory of a trained or imported run.
     temperature: T; alpha: α.
     objective: the spec of the hard loss, which also says what is predicted: 'causal_lm', 'masked_lm', ….
+    cosine: the weight of 1 - cos of the last hidden states.
+    hidden: of the squared error of the embedded tokens and of the hidden states after each layer.
+    attention: of the squared error of the attention logits of each layer. Each has the memory of all pairs of
+      tokens.
 
   Raises:
-    ValueError: for a value out of its range, or an objective that does not predict tokens.
+    ValueError: for a value out of its range, an objective that does not predict tokens, layer losses of an
+      encoder-decoder, and in training for layers that do not correspond to the teacher's.
   """
 
   teacher: str
   temperature: Annotated[float, Interval(gt=0, le=1e4)] = 2.0
   alpha: Fraction = 0.5
   objective: str = 'causal_lm'
+  cosine: NonNegativeFloat = 0.0
+  hidden: NonNegativeFloat = 0.0
+  attention: NonNegativeFloat = 0.0
 
   def __post_init__(self):
     require(self.temperature > 0, f'temperature={self.temperature} must be above 0')
@@ -47,6 +60,14 @@ class Distillation(Objective):
       isinstance(self.base, Prediction),
       f'objective={self.objective!r} does not predict tokens; use causal_lm, masked_lm or seq2seq',
     )
+    for name in LAYER_LOSSES:
+      weight = getattr(self, name)
+      require(weight >= 0, f'{name}={weight} must be 0 or more')
+      require(
+        not weight or 'encoder_decoder' not in self.base.architectures,
+        f'{name}={weight} compares the layers of one stack, and objective={self.objective!r} trains two; set '
+        'it to 0',
+      )
 
   @functools.cached_property
   def base(self) -> Objective:
@@ -113,9 +134,11 @@ class Distillation(Objective):
   def __call__(self, model, params, batch, key, reference=None):
     if key is None:
       return self.base(model, params, batch, None)
-    student = self.base.predict(model, params, batch, key, key)
+    layer_losses = {name: loss for name, loss in LAYER_LOSSES.items() if getattr(self, name)}
+    sow = sorted({collection for collection, _ in layer_losses.values()})
+    student = self.base.predict(model, params, batch, key, key, sow)
     self.require_reference(reference)
-    teacher = self.base.predict(reference.model, reference.params, batch, key, None)
+    teacher = self.base.predict(reference.model, reference.params, batch, key, None, sow)
     total, sums = sum_token_losses(
       self.sum_tokens,
       [(model, params, student.features), (reference.model, reference.params, teacher.features)],
@@ -123,6 +146,14 @@ class Distillation(Objective):
       student.weights,
       self.chunk,
     )
+    layers = (
+      read_layers(model, student.reports),
+      jax.lax.stop_gradient(read_layers(reference.model, teacher.reports)),
+    )
+    for name, (_, loss) in layer_losses.items():
+      value = loss(*layers, batch['segments'] > 0) * sums['tokens']
+      total += getattr(self, name) * value
+      sums |= {f'{name}_loss': value}
     return self.base.finish(student, *add_reports(total, sums, student.reports), batch, key)
 
   def sum_tokens(self, logits, teacher_logits, targets, weights, shard):

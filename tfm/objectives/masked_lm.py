@@ -147,7 +147,7 @@ class MaskedLM(Prediction):
   def summarize(self, total, size):
     return Objective.summarize(self, total, size)
 
-  def predict(self, model, params, batch, key, dropout):
+  def predict(self, model, params, batch, key, dropout, sow=()):
     context = Context(batch['positions'], batch['segments'], train=dropout is not None, layout=self.layout)
 
     def compute_features(model, tokens, types):
@@ -155,7 +155,7 @@ class MaskedLM(Prediction):
       return x, model.classify('next_sentence', x, context) if self.next_sentence else None
 
     (features, logits), reports = self.apply_model(
-      model, params, dropout, compute_features, batch['inputs'], batch.get('types')
+      model, params, dropout, compute_features, batch['inputs'], batch.get('types'), sow=sow
     )
     weights = batch['counted'].astype(jnp.float32)
     return Predicted(at(features, batch['places']), batch['targets'], weights, reports, logits)

@@ -168,17 +168,23 @@ class Objective(abc.ABC):
     """
 
   def apply_model(
-    self, model: nn.Module, params: PyTree, key: Array | None, method: str | Callable, *args: Any
+    self,
+    model: nn.Module,
+    params: PyTree,
+    key: Array | None,
+    method: str | Callable,
+    *args: Any,
+    sow: Sequence[str] = (),
   ) -> tuple[Any, PyTree]:
     """Returns the result of a method of the model, with dropout by `key`, and the collections of layer
-    reports.
+    reports and of `sow`.
     """
     return model.apply(
       {'params': params},
       *args,
       method=method,
       rngs={} if key is None else {'dropout': key},
-      mutable=[] if key is None else REPORTS,
+      mutable=[*(() if key is None else REPORTS), *sow],
     )
 
 
@@ -244,12 +250,14 @@ class Prediction(Objective):
     batch: Mapping[str, Array],
     key: Array | None,
     dropout: Array | None,
+    sow: Sequence[str] = (),
   ) -> Predicted:
     """Applies a model to the batch.
 
     Args:
       key: the randomness of the batch in training; None in evaluation.
       dropout: the randomness of dropout; None: no dropout.
+      sow: collections of layers that the reports have, too, such as hidden states.
     """
 
   def compute_loss(

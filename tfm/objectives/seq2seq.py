@@ -27,7 +27,7 @@ class Seq2Seq(Prediction):
   def padding_row(self, length):
     return padding_row(length, PAIR_FIELDS)
 
-  def predict(self, model, params, batch, key, dropout):
+  def predict(self, model, params, batch, key, dropout, sow=()):
     train = dropout is not None
     context = Context(batch['positions'], batch['segments'], train=train, layout=self.layout)
     source_context = Context(
@@ -38,7 +38,7 @@ class Seq2Seq(Prediction):
       return model.features(tokens, context, None, model.encode(source, source_context))
 
     (features, _), reports = self.apply_model(
-      model, params, dropout, features, batch['source'], batch['inputs']
+      model, params, dropout, features, batch['source'], batch['inputs'], sow=sow
     )
     weights = (batch['segments'] > 0).astype(jnp.float32)
     return Predicted(features, batch['targets'], weights, reports)
