@@ -124,6 +124,8 @@ def _fields() -> dict[str, Any]:
   return dict(
     seed=Ranged(0, Annotated[int, Interval(ge=0, lt=2**32)]),  # of parameters, batches and dropout
     init_from='',  # the --workdir of a trained or imported run whose parameters training starts from
+    # of its layers those that this model has, such as (0, 2, 4) of six; (): all
+    init_layers=Ranged((), tuple[NonNegativeInt, ...]),
     data=dict(
       # tfm/data/sources: stdlib, text('*.txt'), arrow('folder'), tfds('name'), digits, …
       source=FromSources('stdlib'),

@@ -159,6 +159,11 @@ def validate_parts(experiment: Experiment) -> None:
     f'config.lora.rank={experiment.config.lora.rank} adapts the parameters of another run; set '
     'config.init_from to its folder',
   )
+  require(
+    not experiment.config.init_layers or bool(experiment.config.init_from),
+    f'config.init_layers={experiment.config.init_layers} are layers of another run; set config.init_from '
+    'to its folder',
+  )
   for field, default in default_config().lora.items():
     value = experiment.config.lora[field]
     require(

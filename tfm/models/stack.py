@@ -1,6 +1,6 @@
 """A pattern of blocks, repeated."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -236,6 +236,19 @@ class Stack(nn.Module):
         of_turn = jax.tree.map(lambda x: x[turn], part) if repeats else part
         layers += [of_turn.get(f'{BLOCK}{i}') for i in range(len(blocks))]
     return layers
+
+  @nn.nowrap
+  def select_layers(self, params: PyTree, layers: Sequence[int]) -> PyTree:
+    """The parameters of a stack of these layers alone, from those of this one. Each layer must have the same
+    place in the pattern in both.
+    """
+    all_layers, numbers, selected = self.by_layer(params), iter(layers), {}
+    for name, blocks, repeats in self.clone(layers=len(layers)).parts():
+      turns = [
+        {f'{BLOCK}{i}': all_layers[next(numbers)] for i in range(len(blocks))} for _ in range(repeats or 1)
+      ]
+      selected[name] = jax.tree.map(lambda *x: jnp.stack(x), *turns) if repeats else turns[0]
+    return selected
 
   @nn.nowrap
   def grow_caches(self, caches: PyTree, batch: int, length: int) -> PyTree:

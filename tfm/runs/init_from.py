@@ -198,20 +198,53 @@ def load_pretrained(config: ConfigDict, metadata: Mapping[str, Any] = {}) -> Pre
   )
   for line in list_differences(experiment.config.to_dict(), config.to_dict()):
     path = line.partition(':')[0]
-    is_fixed = path.startswith('model.') and path.split('.')[1] not in MAY_DIFFER
+    may_differ = (*MAY_DIFFER, 'layers') if config.init_layers else MAY_DIFFER
+    is_fixed = path.startswith('model.') and path.split('.')[1] not in may_differ
     require(
       not is_fixed and path not in ('data.tokenizer', 'data.source_tokenizer'),
       f'config.init_from={config.init_from!r} is of another model: {line}; use the value in its config.json',
     )
   tokenizers = load_tokenizers(metadata)
   model = build_model(experiment, *tokenizers)
+  require_layers(config, model)
+
+  def select(params):
+    if not config.init_layers:
+      return params
+    return {**params, 'stack': model.stack().select_layers(params['stack'], config.init_layers)}
 
   def restore(mesh, rules):
-    return leaves_by_path(restore_merged_params(config.init_from, step, experiment, model, mesh, rules))
+    params = restore_merged_params(config.init_from, step, experiment, model, mesh, rules)
+    return leaves_by_path(jax.jit(select)(params) if config.init_layers else params)
 
-  shapes = jax.eval_shape(merge_adapters, nn.unbox(abstract_params(experiment, model)))
+  shapes = jax.eval_shape(lambda x: select(merge_adapters(x)), nn.unbox(abstract_params(experiment, model)))
   published = metadata.get('published')
   return PretrainedRun(leaves_by_path(shapes), restore, config.init_from, step, *tokenizers, published)
+
+
+def require_layers(config: ConfigDict, model: Trunk) -> None:
+  """Raises ValueError if config.init_layers cannot be selected from the layers of a model."""
+  layers, stack = config.init_layers, model.stack()
+  if not layers:
+    return
+  given, period = f'config.init_layers={layers}', len(stack.pattern)
+  require(
+    not hasattr(model, 'encode'),
+    f'{given} selects layers of one stack, and an encoder-decoder has two; set it to ()',
+  )
+  require(
+    len(layers) == config.model.layers,
+    f'{given} has {len(layers)} layers and this model config.model.layers={config.model.layers}; use as many',
+  )
+  require(
+    max(layers) < stack.layers,
+    f'{given}: {config.init_from!r} has {stack.layers} layers, from 0 to {stack.layers - 1}; use these',
+  )
+  require(
+    all(layer % period == i % period for i, layer in enumerate(layers)),
+    f'{given}: the pattern repeats after {period} layers, and each layer must keep its place in it; use '
+    f'numbers that leave the rests 0 to {period - 1} in turn when divided by {period}',
+  )
 
 
 def restore_merged_params(
