@@ -4,6 +4,7 @@ import dataclasses
 import threading
 from typing import Any
 
+from tfm.serving import MAX_BODY
 from tfm.serving.app import build_app
 from tfm.serving.served_model import ServedModel, serve_model
 from tfm.serving.texts import TextService
@@ -28,11 +29,11 @@ class Served:
   app: Any
 
 
-def serve(run, template=None, queue=64, timeout=60.0, rows=ROWS):
+def serve(run, template=None, queue=64, timeout=60.0, rows=ROWS, max_body=MAX_BODY):
   """A run with an engine of its own."""
   model = serve_model(run, 'tiny', rows, LENGTH, template and str(template))
   worker = Worker(model.engine, queue, model.context)
-  return Served(model, worker, build_app(TextService(model, worker, timeout)))
+  return Served(model, worker, build_app(TextService(model, worker, timeout), max_body=max_body))
 
 
 class Gate:

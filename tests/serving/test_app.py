@@ -79,6 +79,21 @@ def test_other_errors_have_the_same_shape(address, path, body, status, sentence)
   assert found == status and sentence in json.loads(text)['error']['message']
 
 
+def test_a_longer_body_than_the_limit_is_refused(served):
+  """Whether it declares its length or comes in chunks; one at the limit is read."""
+  app = serve(served.model.run, max_body=64).app
+  body = json.dumps(dict(model=MODEL, prompt='a', max_tokens=2)).encode()
+  with running(app) as address:
+    assert send(f'{address}v1/completions', body.ljust(64))[0] == 200
+    for longer in (body.ljust(65), iter([body, b' ' * 65])):
+      status, text, _ = send(f'{address}v1/completions', longer)
+      error = json.loads(text)['error']
+      assert status == 413 and error['type'] == 'invalid_request_error'
+      assert error['message'].endswith('the body is longer than 64 bytes (--max_body); send less at once')
+    assert 'tfm_requests_refused_total{status="413"} 2.0' in send(f'{address}metrics')[1]
+    assert send(f'{address}v1/completions', body)[0] == 200
+
+
 def test_a_page_of_another_site_is_refused(address):
   assert send(f'{address}health', Host='evil.example')[0] == 400
   assert send(f'{address}health')[:2] == (200, '{"status":"ok"}')

@@ -12,8 +12,9 @@ that it answers have --grace seconds to end. Any OpenAI client can use it:
   GET  /v1/models, /health, /metrics           the last for Prometheus
 
 Requests to a decoder share a batch of --rows texts: one enters as soon as another ends. What waits stands in
-a queue; a request beyond --queue is refused with status 429. The text of a request depends on its prompt, its
-seed and its settings only, and is that of `tfm generate`. Other models compute one request after another.
+a queue; a request beyond --queue is refused with status 429, and a body longer than --max_body with 413. The
+text of a request depends on its prompt, its seed and its settings only, and is that of `tfm generate`. Other
+models compute one request after another.
 
 Only this machine can open the address. --host=0.0.0.0 opens it to all: whoever reaches it may use the model,
 so put a proxy with encryption and passwords before it.
@@ -24,6 +25,7 @@ import pathlib
 
 from tfm.commands.cli import add_run_flags, assign_overrides
 from tfm.errors import require
+from tfm.serving import MAX_BODY
 
 
 OVERRIDES = '--config.'  # --config.model.kernel=NAME, --config.mesh.fsdp=N
@@ -47,6 +49,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
   add(
     '--timeout', type=float, default=300, metavar='SECONDS', help='of a request and its wait (default: 300)'
   )
+  add(
+    '--max_body',
+    type=int,
+    default=MAX_BODY,
+    metavar='BYTES',
+    help=f'the most of the body of a request (default: {MAX_BODY})',
+  )
   add('--grace', type=int, default=30, metavar='SECONDS', help='to end requests at the end (default: 30)')
   add('--chat_template', metavar='FILE', help='a Jinja template of conversations, as in transformers')
 
@@ -54,6 +63,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> None:
   require(args.queue >= 1, f'--queue={args.queue} must be at least 1')
   require(0 < args.timeout < float('inf'), f'--timeout={args.timeout} must be above 0')
+  require(args.max_body >= 1, f'--max_body={args.max_body} must be at least 1')
   require(args.grace >= 0, f'--grace={args.grace} must be at least 0')
 
   from tfm.hf.loaded_model import LoadedModel
@@ -69,4 +79,4 @@ def main(args: argparse.Namespace) -> None:
     )
     name = args.name or pathlib.Path(args.workdir).resolve().name
     service = open_service(name, LoadedModel.from_run(loaded), options)
-    listen.run(build_app(service, args.host), listener, args.grace)
+    listen.run(build_app(service, args.host, args.max_body), listener, args.grace)

@@ -57,6 +57,16 @@ class ExtendedTokenizer(Tokenizer):
   def encode(self, text):
     return self._encode_names(text, self.tokenizer.encode)
 
+  @property
+  def control_tokens(self):
+    return self.tokenizer.control_tokens
+
+  def encode_markup(self, text):
+    return self.tokenizer.encode_markup(text)
+
+  def encode_plain(self, text):
+    return self.tokenizer.encode_plain(text)
+
   def encode_source(self, text):
     return self._encode_names(text, self.tokenizer.encode_source)
 

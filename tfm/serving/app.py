@@ -5,7 +5,8 @@ import contextlib
 from typing import Any
 
 from tfm.errors import importing_extra
-from tfm.serving import responses
+from tfm.serving import MAX_BODY, responses
+from tfm.serving.body_limit import BodyLimit
 from tfm.serving.generation import GenerationFailed
 from tfm.serving.listen import LOOPBACK, LOOPBACK_NAMES
 from tfm.serving.metrics import CONTENT_TYPE, Metrics
@@ -21,11 +22,12 @@ with importing_extra('serve'):
   from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 
-def build_app(service: Service, host: str = LOOPBACK) -> FastAPI:
+def build_app(service: Service, host: str = LOOPBACK, max_body: int = MAX_BODY) -> FastAPI:
   """The application, which starts the service and stops it.
 
   Args:
     host: where it listens; on this machine alone, pages of other sites are refused.
+    max_body: the most bytes of the body of a request.
   """
 
   @contextlib.asynccontextmanager
@@ -36,6 +38,7 @@ def build_app(service: Service, host: str = LOOPBACK) -> FastAPI:
 
   app = FastAPI(title=f'tfm serve: {service.name}', lifespan=run_service, docs_url=None, redoc_url=None)
   metrics = Metrics(service)
+  app.add_middleware(BodyLimit, limit=max_body)
   if host == LOOPBACK:
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=LOOPBACK_NAMES)
   add_error_handlers(app, metrics)

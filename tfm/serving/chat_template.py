@@ -1,8 +1,10 @@
 """Conversations as texts, by a Jinja template as published models have it."""
 
 import pathlib
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 
+from tfm.data.tokenizers.protocol import Tokenizer
 from tfm.errors import importing_extra, parsing
 from tfm.serving.requests import Message
 
@@ -27,17 +29,66 @@ def load_template(file: str) -> jinja2.Template:
     return environment.from_string(pathlib.Path(file).read_text(encoding='utf-8'))
 
 
-def render(template: jinja2.Template, messages: Sequence[Message]) -> str:
-  """The text that the model continues with its answer. It begins after the token that begins every text.
+def render(
+  template: jinja2.Template, messages: Sequence[Message], tokenizer: Tokenizer
+) -> list[tuple[str, bool]]:
+  """The text that the model continues with its answer, in pieces: (text, whether its special tokens count).
+
+  Those of the template do, and those that a message spells do not, also if it spells one together with the
+  template. The text begins after the token that begins every text.
 
   Raises:
     ValueError: if the template refuses the conversation.
   """
-  turns = [dict(role=message.role, content=message.text) for message in messages]
+  specials = tokenizer.control_tokens
+  private = assign_private(
+    set(''.join(specials)), ''.join(message.role + message.text for message in messages)
+  )
+  turns = [
+    dict(
+      role=conceal_whole(message.role, specials, private), content=conceal(message.text, specials, private)
+    )
+    for message in messages
+  ]
+  settings = dict(add_generation_prompt=True, bos_token='', tools=None)
+  settings |= {'eos_token': name for name, token in specials.items() if token == tokenizer.eos_id}
   try:
-    return template.render(messages=turns, add_generation_prompt=True, bos_token='', tools=None)
+    text = template.render(messages=turns, **settings)
   except jinja2.TemplateError as error:
     raise ValueError(f'the chat template refuses the messages: {error}') from None
+  parts = re.split(f'([{"".join(private.values())}]+)', text) if private else [text]
+  public = str.maketrans({x: c for c, x in private.items()})
+  return [(part.translate(public), i % 2 == 0) for i, part in enumerate(parts) if part]
+
+
+def assign_private(characters: set[str], text: str) -> dict[str, str]:
+  """Character → a private one of Unicode, which the text does not have."""
+  free = (chr(i) for i in range(0xF0000, 0xFFFFE) if chr(i) not in text)
+  return dict(zip(sorted(characters), free))
+
+
+def conceal_whole(text: str, specials: Collection[str], private: Mapping[str, str]) -> str:
+  """The text with private characters in the place of every special token in it."""
+  if not specials:
+    return text
+  longest_first = sorted(specials, key=len, reverse=True)
+  table = str.maketrans(private)
+  return re.sub('|'.join(map(re.escape, longest_first)), lambda match: match[0].translate(table), text)
+
+
+def conceal(text: str, specials: Collection[str], private: Mapping[str, str]) -> str:
+  """`conceal_whole`, and with private characters where what stands before or after the text could make a
+  special token of its begin or end; a template may strip it first.
+  """
+  text = conceal_whole(text, specials, private)
+  core, table = text.strip(), str.maketrans(private)
+  if any(core in special for special in specials):
+    return text.translate(table)
+  first, last = len(text) - len(text.lstrip()), len(text.rstrip()) - 1
+  splits = [(special[:i], special[i:]) for special in specials for i in range(1, len(special))]
+  edges = {first} if any(core.startswith(end) for _, end in splits) else set()
+  edges |= {last} if any(core.endswith(begin) for begin, _ in splits) else set()
+  return ''.join(c.translate(table) if i in edges else c for i, c in enumerate(text))
 
 
 def raise_exception(message: str) -> None:

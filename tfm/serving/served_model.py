@@ -55,7 +55,15 @@ class ServedModel:
       self.template is not None,
       f'{self.name} has no chat template; start the server with --chat_template=FILE, or use /v1/completions',
     )
-    return self.encode(chat_template.render(self.template, messages))
+    tokenizer = self.run.tokenizer
+    pieces = chat_template.render(self.template, messages, tokenizer)
+    ids = [
+      (tokenizer.encode_markup if is_markup else tokenizer.encode_plain)(require_text(text))
+      for text, is_markup in pieces
+    ]
+    tokens = [int(i) for piece in ids for i in piece]
+    has_begin = tokens[:1] == [tokenizer.bos_id]  # of a template that spells it
+    return np.array(tokens if has_begin else [tokenizer.bos_id, *tokens], np.int32)
 
   def default_max_tokens(self, prompt: Int[np.ndarray, 'T']) -> int:
     """The new tokens of a request that does not say how many: as of `tfm generate`, or what there is room

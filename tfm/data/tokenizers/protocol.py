@@ -75,6 +75,28 @@ class Tokenizer(abc.ABC):
   def encode(self, text: str) -> np.ndarray:
     """Returns the tokens of a text, int32 [N], without `eos_id`; their pieces join to the text."""
 
+  @property
+  def control_tokens(self) -> Mapping[str, int]:
+    """The tokens that a chat template spells and no text can, such as '<|im_start|>': string → id."""
+    return {}
+
+  def encode_markup(self, text: str) -> np.ndarray:
+    """Returns the tokens of a text that a template wrote, those of `control_tokens` among them."""
+    if not self.control_tokens:
+      return self.encode(text)
+    longest_first = sorted(self.control_tokens, key=len, reverse=True)
+    parts = re.split(f'({"|".join(map(re.escape, longest_first))})', text)
+    ids = [
+      [self.control_tokens[part]] if part in self.control_tokens else self.encode_plain(part)
+      for part in parts
+      if part
+    ]
+    return np.concatenate([np.zeros(0, np.int32), *ids]).astype(np.int32)
+
+  def encode_plain(self, text: str) -> np.ndarray:
+    """Returns the tokens of a text that somebody else wrote: nothing in it is a special token."""
+    return self.encode(text)
+
   def encode_source(self, text: str) -> np.ndarray:
     """Returns the tokens of the source of a pair, which some tokenizers encode differently."""
     return self.encode(text)

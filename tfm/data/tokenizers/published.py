@@ -159,6 +159,24 @@ class Published(protocol.Tokenizer):
       return np.array(self._sentencepiece.encode(text), np.int32)
     return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, np.int32)
 
+  @functools.cached_property
+  def control_tokens(self):
+    if self.kind == 'sentencepiece':
+      return {x: i for i, x in enumerate(self._strings) if self._sentencepiece.is_control(i)}
+    return {
+      token.content: i for i, token in self._tokenizer.get_added_tokens_decoder().items() if token.special
+    }
+
+  def encode_markup(self, text):
+    if self.kind == 'sentencepiece':
+      return super().encode_markup(text)
+    return np.array(self._markup_tokenizer.encode(text, add_special_tokens=False).ids, np.int32)
+
+  def encode_plain(self, text):
+    if self.kind == 'sentencepiece':
+      return np.array(self._sentencepiece.encode(text), np.int32)
+    return np.array(self._plain_tokenizer.encode(text, add_special_tokens=False).ids, np.int32)
+
   def decode(self, ids):
     ids = [i for i in np.asarray(ids, np.int64).tolist() if i < len(self._strings)]
     if self.kind == 'sentencepiece':
@@ -185,11 +203,23 @@ class Published(protocol.Tokenizer):
   def _token_id(self, token: str) -> int | None:
     return self._strings.index(token) if token in self._strings else None
 
-  @functools.cached_property
+  @property
   def _tokenizer(self) -> tokenizers.Tokenizer:
-    tokenizer = tokenizers.Tokenizer.from_str(self.model)
     # A text that contains the characters <|endoftext|> does not end there.
-    tokenizer.encode_special_tokens = self.mask is None
+    return self._plain_tokenizer if self.mask is None else self._markup_tokenizer
+
+  @functools.cached_property
+  def _plain_tokenizer(self) -> tokenizers.Tokenizer:
+    return self._load_tokenizer(encode_special_tokens=True)
+
+  @functools.cached_property
+  def _markup_tokenizer(self) -> tokenizers.Tokenizer:
+    return self._load_tokenizer(encode_special_tokens=False)
+
+  def _load_tokenizer(self, encode_special_tokens: bool) -> tokenizers.Tokenizer:
+    """Args: encode_special_tokens: whether the strings of special tokens are text."""
+    tokenizer = tokenizers.Tokenizer.from_str(self.model)
+    tokenizer.encode_special_tokens = encode_special_tokens
     # The packing truncates and pads rows.
     tokenizer.no_truncation()
     tokenizer.no_padding()
