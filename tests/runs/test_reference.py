@@ -84,6 +84,11 @@ def test_its_parameters_are_sharded_like_those_that_are_trained(tiny, teacher, t
       {'model.architecture': 'encoder', 'objective': 'distillation({}, objective="masked_lm")'},
       'has the architecture decoder, and this one encoder',
     ),
+    ({'objective': 'distillation({}, cosine=1.0)'}, 'width of the student is 16 and that of the teacher 32'),
+    (
+      {'objective': 'distillation({}, hidden=1.0)', 'model.width': 32},
+      "2 does not divide the teacher's 1 layers",
+    ),
     ({'objective': 'distillation("nowhere")'}, "config.objective: 'nowhere' holds no run"),
     (
       {'training.recurrence_length': 16},

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from flax import struct
@@ -40,6 +41,13 @@ def read_layers(model: Trunk, sown: Mapping[str, PyTree]) -> Layers:
     [(block or {}).get('output') for block in outputs],
     [(block or {}).get('mixer', {}).get('logits') for block in attention],
   )
+
+
+def trace_layers(model: Trunk, key: Array, length: int) -> Layers:
+  """The layers of a model of random parameters on its example of `length` tokens, to trace."""
+  example = model.example(1, length)
+  params = nn.unbox(model.init(key, *example)['params'])
+  return read_layers(model, model.apply({'params': params}, *example, mutable=[HIDDEN, ATTENTION_LOGITS])[1])
 
 
 def cosine_loss(student: Layers, teacher: Layers, is_token: Bool[Array, 'B T']) -> Float[Array, '']:

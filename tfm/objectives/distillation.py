@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Annotated
 
 import jax
@@ -12,7 +13,7 @@ import tfm.objectives
 from tfm import spec
 from tfm.errors import require
 from tfm.layers.cross_entropy import VocabShard, log_normalizer
-from tfm.objectives._layer_losses import LAYER_LOSSES, read_layers
+from tfm.objectives._layer_losses import LAYER_LOSSES, read_layers, trace_layers
 from tfm.objectives.protocol import Objective, Prediction, add_reports, sum_token_losses
 from tfm.shapes import Array, Float
 from tfm.spec import Fraction, NonNegativeFloat
@@ -42,7 +43,7 @@ class Distillation(Objective):
 
   Raises:
     ValueError: for a value out of its range, an objective that does not predict tokens, layer losses of an
-      encoder-decoder, and in training for layers that do not correspond to the teacher's.
+      encoder-decoder, and of `validate_reference` for layers that do not correspond to the teacher's.
   """
 
   teacher: str
@@ -122,6 +123,21 @@ class Distillation(Objective):
   def suggested_packing(self):
     return self.base.suggested_packing
 
+  @property
+  def layer_losses(self) -> dict[str, tuple[str, Callable]]:
+    """Those of `LAYER_LOSSES` that have a weight."""
+    return {name: loss for name, loss in LAYER_LOSSES.items() if getattr(self, name)}
+
+  def validate_reference(self, model, reference, length):
+    def compare(key):
+      layers = [trace_layers(one, key, length) for one in (model, reference)]
+      return [
+        loss(*layers, jnp.ones(layers[0].last.shape[:2], bool)) for _, loss in self.layer_losses.values()
+      ]
+
+    if self.layer_losses:
+      jax.eval_shape(compare, jax.random.key(0))
+
   def rows(self, packing, tokens, length, seed, tokenizer):
     return self.base.rows(packing, tokens, length, seed, tokenizer)
 
@@ -134,8 +150,7 @@ class Distillation(Objective):
   def __call__(self, model, params, batch, key, reference=None):
     if key is None:
       return self.base(model, params, batch, None)
-    layer_losses = {name: loss for name, loss in LAYER_LOSSES.items() if getattr(self, name)}
-    sow = sorted({collection for collection, _ in layer_losses.values()})
+    sow = sorted({collection for collection, _ in self.layer_losses.values()})
     student = self.base.predict(model, params, batch, key, key, sow)
     self.require_reference(reference)
     teacher = self.base.predict(reference.model, reference.params, batch, key, None, sow)
@@ -150,7 +165,7 @@ class Distillation(Objective):
       read_layers(model, student.reports),
       jax.lax.stop_gradient(read_layers(reference.model, teacher.reports)),
     )
-    for name, (_, loss) in layer_losses.items():
+    for name, (_, loss) in self.layer_losses.items():
       value = loss(*layers, batch['segments'] > 0) * sums['tokens']
       total += getattr(self, name) * value
       sums |= {f'{name}_loss': value}

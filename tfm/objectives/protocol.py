@@ -121,6 +121,11 @@ class Objective(abc.ABC):
       'evaluate load; use an objective without another model here',
     )
 
+  def validate_reference(self, model: nn.Module, reference: nn.Module, length: int) -> None:
+    """Raises ValueError, before anything is compiled, if the model of the reference cannot be compared with
+    the one that is trained, on rows of `length` tokens.
+    """
+
   @property
   def suggested_packing(self) -> str:
     """A packing that fits it, for messages."""

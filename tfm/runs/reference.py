@@ -64,7 +64,8 @@ def load_reference(
       and the reference is the last step.
 
   Raises:
-    ValueError: if there is no such run or step, or if its tokenizer or vocabulary differs.
+    ValueError: if there is no such run or step, if its tokenizer or vocabulary differs, or if the objective
+      cannot compare the models.
   """
   workdir, length = experiment.objective.reference_workdir, experiment.config.data.length
   if not workdir:
@@ -103,4 +104,5 @@ def load_reference(
       f'config.data.length={length} exceeds the {limit} positions of {name} in the model of {workdir!r}; use '
       'shorter rows',
     )
+  experiment.objective.validate_reference(model, reference, length)
   return ReferenceRun(workdir, step, own, reference)
