@@ -88,7 +88,7 @@ def test_layers_that_do_not_fit_are_refused(tiny, teacher, layers, fields, messa
   'model, message',
   [
     (dict(pattern=2), 'the pattern repeats after 2 layers, .* that leave the rests 0 to 1 in turn'),
-    (dict(pattern=1, encode=None), 'selects layers of one stack, and an encoder-decoder has two'),
+    (dict(pattern=1, encoder=None), "selects layers of one stack, and architecture='decoder' has two"),
   ],
 )
 def test_layers_of_other_kinds_are_refused(tiny, teacher, model, message):

@@ -229,8 +229,9 @@ def require_layers(config: ConfigDict, model: Trunk) -> None:
     return
   given, period = f'config.init_layers={layers}', len(stack.pattern)
   require(
-    not hasattr(model, 'encode'),
-    f'{given} selects layers of one stack, and an encoder-decoder has two; set it to ()',
+    not hasattr(model, 'encoder'),
+    f'{given} selects layers of one stack, and architecture={config.model.architecture!r} has two; '
+    'set it to ()',
   )
   require(
     len(layers) == config.model.layers,
