@@ -16,8 +16,9 @@ def test_a_text_in_the_current_folder_is_trained_on(tmp_path, monkeypatch, capsy
   monkeypatch.chdir(tmp_path)
   config = f'--config={root}/configs/shakespeare_char.py:cpu,smoke'
   assert cli.main(['train', config, '--workdir=run']) == 0
-  printed = capsys.readouterr()
-  assert f'train {int(len(text) * 0.9):,} bytes' in printed.err and 'vocabulary 11' in printed.err
+  log = (tmp_path / 'run' / 'log.txt').read_text(encoding='utf-8')
+  assert f' documents, {int(len(text) * 0.9):,} bytes; validation' in log and 'vocabulary 11' in log
+  capsys.readouterr()
   assert cli.main(['evaluate', '--workdir=run']) == 0
   result = json.loads(capsys.readouterr().out)
   assert result['tokens'] == len(text) - int(len(text) * 0.9) + 1  # and the end of the text

@@ -94,7 +94,7 @@ def test_pairs_are_infinite(infinite_data):
   rows = pack.rows(data.tokens('train'), 64, seed=0)
   observed = {tuple(rows[i]['source']) for start in (0, 10**15) for i in range(start, start + 2000)}
   assert len(observed) > 2500  # numbers of few digits come again
-  assert 'train infinite, validation' in str(data)
+  assert 'train infinite; validation' in str(data)
   row, text = rows[7], data.tokenizer.decode
   source = text(row['source'][row['source_segments'] > 0][:-1])
   assert re.fullmatch('[A-Za-z0-9, -]+', source) and row['source_segments'].sum() == len(source) + 1
