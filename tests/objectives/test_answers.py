@@ -148,10 +148,10 @@ def test_a_layer_learns_to_sort(tmp_path):
   run_config = config(
     **{
       'data.source': 'sort(4, None, 3, held_out=100)',
-      'training.steps': 120,
+      'training.steps': 320,
       'training.batch_size': 64,
-      'training.log_every': 120,
-      'training.evaluate_every': 120,
+      'training.log_every': 320,
+      'training.evaluate_every': 320,
       'optimizer.learning_rate': 1e-2,
       'optimizer.warmup': 20,
     }

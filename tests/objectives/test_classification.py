@@ -279,7 +279,7 @@ def check_classes(file, true, predictions):
 
 @pytest.mark.slow
 def test_a_run_on_images_learns_and_is_loaded(tmp_path, capsys):
-  """With the commands: 60 steps classify most of the digits."""
+  """With the commands: 200 steps classify most of the digits."""
   run_config = config(
     **{
       'objective': 'classification(10)',
@@ -289,9 +289,9 @@ def test_a_run_on_images_learns_and_is_loaded(tmp_path, capsys):
       'optimizer.learning_rate': 1e-2,
       'model.patch': 2,
       'model.embedding_initializer': 'normal(0.02)',
-      'training.steps': 60,
+      'training.steps': 200,
       'training.batch_size': 64,
-      'training.evaluate_every': 60,
+      'training.evaluate_every': 200,
     }
   )
   train(run_config, tmp_path)
@@ -302,6 +302,6 @@ def test_a_run_on_images_learns_and_is_loaded(tmp_path, capsys):
   check_classes(pathlib.Path(values['classes']), true, predictions)
   assert cli.main(['evaluate', f'--workdir={tmp_path}', f'--to={tmp_path}/elsewhere']) == 0
   out, err = capsys.readouterr()
-  assert json.loads(out)['classes'] == f'{tmp_path}/elsewhere/validation-60.csv' and 'precision' in err
+  assert json.loads(out)['classes'] == f'{tmp_path}/elsewhere/validation-200.csv' and 'precision' in err
   assert values['accuracy'] > 0.6 and run.tokenizer is None
   assert 'images: 8 × 8 × 1, digits' in (tmp_path / 'log.txt').read_text()
