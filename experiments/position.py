@@ -7,7 +7,7 @@ Source:    Vaswani et al. 2017, §3.5 (sinusoidal, learned); Shaw et al. 2018; R
 Command:   tfm ablate experiments/position.py --workdir=runs/position
            tfm ablate experiments/position.py:demo --workdir=runs/demo
 Cost:      not measured with tuned rates; at one rate and 10 seeds 0:47 h on 2 CPU cores (x86_64); demo: 2:06
-           minutes on 2 CPU cores, installation apart.
+           and 3:58 minutes on 2 cores of two machines, installation apart.
 Expected:  (of runs at one rate) rope is best at the training length; at eight times the length it is worse
            than no positions, and fire, kerple and alibi hold. demo: rope is best, by 0.06 nats; sinusoidal
            and none are worse by 0.20 and 0.21.
