@@ -10,7 +10,8 @@ Command:   tfm train --config=configs/dit.py --workdir=runs/dit      (xl2; s2, s
            tfm sample --workdir=runs/dit-digits --guidance=2 --to=digits.png
 Cost:      digits: nine minutes of CPU time. Other sizes: not measured.
 Expected:  digits, seed 0: validation loss 0.351; a support vector machine takes 50 images of each class,
-           sampled with --guidance=2, for that class (docs/how-to/diffusion.md). Other sizes: not measured.
+           sampled with --guidance=2, for that class (docs/how-to/diffusion.md, also for the draws of its
+           seed). Other sizes: not measured.
 """
 
 from typing import NamedTuple

@@ -34,8 +34,8 @@ def copied(root):
 
 def test_it_copies_what_a_wheel_needs_and_the_context_holds_that(root):
   assert {*SOURCES, 'constraints.txt', 'LICENSE'} == copied(root)
-  kept = {line[1:] for line in (root / '.dockerignore').read_text().splitlines() if line.startswith('!')}
-  assert kept == copied(root)
+  included = {line[1:] for line in (root / '.dockerignore').read_text().splitlines() if line.startswith('!')}
+  assert included == copied(root)
 
 
 def test_every_image_is_pinned_and_runs_as_the_user_that_kubernetes_expects(root):

@@ -70,8 +70,8 @@ class VariancePreserving(Path):
     return jax.random.randint(key, (), 0, self.steps)
 
   def coefficients(self, t):
-    kept = self.alpha_bars
-    return tuple(jnp.asarray(np.sqrt(share), jnp.float32)[t] for share in (kept, 1 - kept))
+    alpha_bars = self.alpha_bars
+    return tuple(jnp.asarray(np.sqrt(share), jnp.float32)[t] for share in (alpha_bars, 1 - alpha_bars))
 
   def spaced_times(self, steps):
     if not 1 <= steps <= self.steps:
@@ -103,8 +103,8 @@ class CosineSchedule(VariancePreserving):
 
   def betas(self):
     t = np.arange(self.steps + 1) / self.steps
-    kept = np.cos(np.pi / 2 * (t + self.offset) / (1 + self.offset)) ** 2
-    return np.minimum(1 - kept[1:] / kept[:-1], 0.999)
+    f = np.cos(np.pi / 2 * (t + self.offset) / (1 + self.offset)) ** 2
+    return np.minimum(1 - f[1:] / f[:-1], 0.999)
 
 
 @dataclasses.dataclass(frozen=True)

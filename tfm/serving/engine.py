@@ -143,18 +143,18 @@ class Engine:
     """Emits the tokens of a row that belong to its text, and frees the row after the last one."""
     sequence = self._sequences[row]
     new = tokens[: sequence.max_tokens - self._new_tokens[row]]
-    kept = new[: loop.length_before(new, self._eos)]
-    if (kept == self._model.vocab).any():
+    before_end = new[: loop.length_before(new, self._eos)]
+    if (before_end == self._model.vocab).any():
       self._free(row)
       sequence.fail(NOT_A_NUMBER)
       return 0
-    self._new_tokens[row] += len(kept)
-    is_ended = len(kept) < len(new)
+    self._new_tokens[row] += len(before_end)
+    is_ended = len(before_end) < len(new)
     is_full = self._new_tokens[row] == sequence.max_tokens
     if is_ended or is_full:
       self._free(row)
-    sequence.emit(kept, STOP if is_ended else LENGTH if is_full else '')
-    return len(kept)
+    sequence.emit(before_end, STOP if is_ended else LENGTH if is_full else '')
+    return len(before_end)
 
   @property
   def _longest(self) -> int:

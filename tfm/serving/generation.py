@@ -47,9 +47,9 @@ class Choice:
       self.reason, self._held = STOP, ''
       return text[: min(ends)]
     self.reason = reason
-    kept = 0 if reason else max((overlap(text, stop) for stop in self._stops), default=0)
-    self._held = text[len(text) - kept :]
-    return text[: len(text) - kept]
+    held = 0 if reason else max((overlap(text, stop) for stop in self._stops), default=0)
+    self._held = text[len(text) - held :]
+    return text[: len(text) - held]
 
 
 def overlap(text: str, stop: str) -> int:
