@@ -13,8 +13,9 @@ Command:   tfm train --config=configs/vit.py --workdir=runs/vit           (b16; 
              (another resolution with the same parameters)
 Cost:      digits: 1:40 minutes on two CPU cores. Other sizes: not measured.
 Expected:  digits, seed 0, 1500 steps: 86 of 92 test images correct (accuracy 0.935, f1 0.931) and 97 of 100
-           validation images; with other draws of the parameters 89 and 99. Other sizes: not measured. Published: b16 reaches 77.9 % accuracy on ImageNet's
-           validation images at 384 pixels (Table 5).
+           validation images; with other draws of the parameters 89 and 99. Other sizes: not
+           measured. Published: b16 reaches 77.9 % accuracy on ImageNet's validation images at 384 pixels
+           (Table 5).
 """
 
 from typing import NamedTuple
