@@ -13,7 +13,7 @@ import tfm.positions
 from tfm import spec
 from tfm.analysis.drawable_fields import find_field
 from tfm.config.assemble import Experiment
-from tfm.config.assemble.blocks import build_position
+from tfm.config.assemble.mixers import build_position
 from tfm.config.field_errors import build_field
 from tfm.config.overlay import assign
 from tfm.config.resolve import resolve_config

@@ -202,7 +202,7 @@ def _fields() -> dict[str, Any]:
       # scale initial projections into the residual stream by 1/√(2 layers), or as the residual does
       depth_scaled=True,
       # of the computation: float32, bfloat16, float16; parameters are float32
-      dtype=OneOf('float32', 'config.assemble.blocks:DTYPES'),
+      dtype=OneOf('float32', 'config.assemble.mixers:DTYPES'),
       scan=True,  # compile one block and loop over layers
       # what the backward pass computes again: none, full, dots, dots_with_no_batch_dims, or all but the
       # names in save('attention mixer/q') or, in host memory, offload('block_input') (tfm/models/remat.py)

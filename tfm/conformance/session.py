@@ -21,7 +21,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 IS_CLONE = (ROOT / 'tests' / 'conftest.py').is_file()
 MARKERS = (
   'slow: a heavier proof, run by `make test-slow` and `tfm check`',
-  'sampled(n): n of its cases run by default, a third of the others each day as slow, all by `make test-all`',
+  'sampled(n): n of its cases run by default, of the others a seventh each day as slow, all exhaustively',
   "exhaustive: a case that is not in today's sample, run by `make test-all`",
 )
 FINISHED_TESTS = itertools.count(1)

@@ -5,15 +5,9 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from tfm.config.assemble.blocks import (
-  DTYPES,
-  build_block,
-  build_distinct_positions,
-  build_initializer,
-  build_mask,
-  build_norm,
-)
+from tfm.config.assemble.blocks import build_block, build_norm
 from tfm.config.assemble.images import OUTPUT, build_patches, count_patches, validate_images
+from tfm.config.assemble.mixers import DTYPES, build_distinct_positions, build_initializer, build_mask
 from tfm.config.schema import default_config, parts
 from tfm.errors import require, suggest
 from tfm.layers.classification_head import CLASS_TOKEN_COUNT, Pooled

@@ -9,7 +9,7 @@ import tfm.masks
 import tfm.positions
 import tfm.scores
 from tfm import spec
-from tfm.config.assemble import blocks
+from tfm.config.assemble import mixers
 from tfm.config.assemble.experiment import Experiment
 from tfm.config.overlay import complete
 from tfm.config.resolve import resolve_config
@@ -46,13 +46,13 @@ def build_mixer(
   """
   model = dict(mixer=text, width=width, heads=heads, **fields)
   experiment = Experiment(resolve_config(complete(dict(model=model, data=dict(length=length)))))
-  section, plain = experiment.config.model, blocks.build_initializer(experiment, 'initializer')
-  initializers = blocks.Initializers(plain, plain, plain)
-  make = blocks.build_mixer(experiment, 'model', section, causal=False, initializers=initializers)
+  section, plain = experiment.config.model, mixers.build_initializer(experiment, 'initializer')
+  initializers = mixers.Initializers(plain, plain, plain)
+  make = mixers.build_mixer(experiment, 'model', section, causal=False, initializers=initializers)
   if initializer is not None:
     names = {'initializer', 'value_initializer', 'output_initializer'} & set(make.keywords)
     make = functools.partial(make, **dict.fromkeys(names, initializer))
-  return TokenMixing(blocks.build_position(experiment, 'model', section), make)
+  return TokenMixing(mixers.build_position(experiment, 'model', section), make)
 
 
 def build_position(text: str, *, heads: int, head_width: int, length: int, width: int = 0) -> Position:
