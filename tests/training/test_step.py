@@ -9,30 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.training.steps import LENGTH, ROWS, VOCAB, assert_trees_close, batch, initial, sgd, take_steps
 from tfm.config.assemble import Experiment
 from tfm.mixers.protocol import Context
 from tfm.parallel import mesh as meshes
-from tfm.parallel import sharding
 from tfm.training import state as states
 from tfm.training.gradient_transforms import path_name
 from tfm.training.loss_scale import GROWTH_INTERVAL, LossScale
 from tfm.training.step import evaluation_step, split_into_microbatches, train_step
-
-
-VOCAB, ROWS, LENGTH = 50, 8, 32
-
-
-def batch(rows=ROWS, length=LENGTH, seed=0):
-  """Random tokens; rows end in different amounts of padding, one of them nearly all."""
-  rng = np.random.default_rng(seed)
-  tokens = rng.integers(0, VOCAB, (rows, length + 1)).astype(np.int32)
-  stored = np.arange(length)[None] < rng.integers(1, length + 1, rows)[:, None]
-  return dict(
-    inputs=tokens[:, :-1],
-    targets=tokens[:, 1:],
-    segments=stored.astype(np.int32),
-    positions=np.broadcast_to(np.arange(length, dtype=np.int32), (rows, length)).copy(),
-  )
 
 
 @pytest.mark.parametrize('scaled, spikes', [(False, False), (True, False), (False, True)])
@@ -43,59 +27,11 @@ def test_a_state_has_what_the_config_asks_for(tiny, scaled, spikes):
   assert (state.loss_scale is not None, state.spikes is not None) == (scaled, spikes)
 
 
-def prepared(config, steps=1, mesh=None, batch=batch, scale=None):
-  """(losses, final state) of a few steps on one batch after another."""
-  objective, (optimizer, rate) = Experiment(config).objective, Experiment(config).build_optimizer()
-  model = Experiment(config).build_model(VOCAB)
-  mesh = meshes.make(mesh) if mesh else meshes.make({}, jax.devices()[:1])
-  rules = sharding.parse_rules(config.rules)
-  make = states.init(model, optimizer, (ROWS, LENGTH), config.model.dtype == 'float16')
-  where = states.state_shardings(states.abstract_state(make), mesh, rules)
-  (state,) = states.init_states(make, [config.seed], where, mesh, rules)
-  if scale:
-    state = state.replace(loss_scale=LossScale(jnp.float32(scale), jnp.int32(0)))
-  history = []
-  with sharding.context(mesh, rules):
-    step = jax.jit(
-      train_step(model, objective, optimizer, rate, config.training.gradient_accumulation),
-      out_shardings=(where, None),
-    )
-    for i in range(steps):
-      placed = jax.device_put(batch(seed=i), sharding.batch_sharding(mesh, rules))
-      state, metrics = step(state, placed)
-      history.append({k: float(v) for k, v in metrics.items()})
-  return history, state
-
-
-def initial(model):
-  return nn.unbox(jax.jit(lambda key: states.init_params(model, key, ROWS, LENGTH))(jax.random.key(0)))
-
-
-def assert_trees_close(a, b, rtol, atol):
-  jax.tree.map(
-    lambda x, y: np.testing.assert_allclose(x, y, rtol=rtol, atol=atol), jax.device_get(a), jax.device_get(b)
-  )
-
-
-def sgd(tiny, **fields):
-  """Plain gradient descent shows the gradient itself; Adam would hide its scale."""
-  return tiny(
-    **{
-      'optimizer.name': 'sgd',
-      'optimizer.learning_rate': 1.0,
-      'optimizer.clip': 0.0,
-      'optimizer.schedule': 'constant',
-      'optimizer.warmup': 0,
-      **fields,
-    }
-  )
-
-
 @pytest.mark.parametrize('parts', [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_accumulation_is_the_large_batch(tiny, parts):
   """Rows hold unequal numbers of tokens, so a mean of microbatch means would be wrong."""
-  whole, a = prepared(sgd(tiny))
-  pieces, b = prepared(sgd(tiny, **{'training.gradient_accumulation': parts}))
+  whole, a = take_steps(sgd(tiny))
+  pieces, b = take_steps(sgd(tiny, **{'training.gradient_accumulation': parts}))
   for name in ('loss', 'tokens', 'accuracy', 'gradient_norm'):
     np.testing.assert_allclose(pieces[0][name], whole[0][name], rtol=1e-5)
   assert_trees_close(a.params, b.params, rtol=1e-4, atol=1e-6)
@@ -123,8 +59,8 @@ def test_microbatches_partition_the_rows():
 )
 def test_loss_in_pieces_is_the_loss(tiny, chunk, model):
   fields = {'objective': 'causal_lm(label_smoothing=0.1, z_loss=0.01)', 'model.tie_embeddings': True, **model}
-  whole, a = prepared(sgd(tiny, **fields))
-  pieces, b = prepared(sgd(tiny, **fields, **{'training.loss_chunk': chunk}))
+  whole, a = take_steps(sgd(tiny, **fields))
+  pieces, b = take_steps(sgd(tiny, **fields, **{'training.loss_chunk': chunk}))
   np.testing.assert_allclose(pieces[0]['loss'], whole[0]['loss'], rtol=1e-6)
   assert_trees_close(a.params, b.params, rtol=1e-4, atol=1e-6)
 
@@ -190,7 +126,7 @@ WIDE = {'model.heads': 8, 'model.width': 64, 'model.layers': 8}
 
 @pytest.fixture(scope='module')
 def one_device(tiny):
-  return prepared(sgd(tiny, **WIDE))
+  return take_steps(sgd(tiny, **WIDE))
 
 
 @pytest.mark.sampled(1)
@@ -201,7 +137,7 @@ def one_device(tiny):
 )
 def test_every_mesh_gives_the_losses_and_gradients_of_one_device(tiny, one_device, mesh):
   """Those of plain gradient descent are the difference of the parameters."""
-  (got,), state = prepared(sgd(tiny, **WIDE), mesh=mesh)
+  (got,), state = take_steps(sgd(tiny, **WIDE), mesh=mesh)
   (target,), expected = one_device
   for name in ('loss', 'gradient_norm', 'accuracy', 'tokens'):
     np.testing.assert_allclose(got[name], target[name], rtol=2e-6)
@@ -211,7 +147,7 @@ def test_every_mesh_gives_the_losses_and_gradients_of_one_device(tiny, one_devic
 @pytest.mark.slow
 def test_parameters_and_moments_lie_cut_alike(tiny):
   mesh = dict(stage=2, fsdp=2, tensor=2)
-  _, state = prepared(tiny(**{'model.heads': 8, 'model.width': 64}), mesh=mesh)
+  _, state = take_steps(tiny(**{'model.heads': 8, 'model.width': 64}), mesh=mesh)
   kernel = state.params['stack']['layers']['block_0']['feed_forward']['up']['kernel']
   assert kernel.size == 8 * kernel.addressable_shards[0].data.size  # cut, not copied
   moments = [x for x in jax.tree.leaves(state.opt_state) if x.shape == kernel.shape]
@@ -222,7 +158,7 @@ def test_indivisible_parameter_is_refused_by_name(tiny):
   with pytest.raises(
     ValueError, match=r"config.mesh.tensor = 8 splits 'kv_heads' of the parameter .*do not divide its size 4"
   ):
-    prepared(tiny(), mesh=dict(data=1, tensor=8))
+    take_steps(tiny(), mesh=dict(data=1, tensor=8))
 
 
 @pytest.mark.slow
@@ -230,9 +166,9 @@ def test_dropout_depends_on_step_and_seed_only(tiny):
   config = tiny(
     **{'model.dropout.residual': 0.5, 'model.dropout.attention': 0.2, 'model.dropout.embedding': 0.1}
   )
-  first, _ = prepared(config, steps=2)
-  again, _ = prepared(config, steps=2)
-  other, _ = prepared(tiny(**{'model.dropout.residual': 0.5, 'seed': 1}), steps=2)
+  first, _ = take_steps(config, steps=2)
+  again, _ = take_steps(config, steps=2)
+  other, _ = take_steps(tiny(**{'model.dropout.residual': 0.5, 'seed': 1}), steps=2)
   assert first == again
   assert first[0]['loss'] != other[0]['loss']
 
@@ -241,7 +177,7 @@ def test_every_step_has_its_own_dropout_mask(tiny):
   def losses(rate):
     """Of two steps on one batch, between which no parameter changes."""
     config = sgd(tiny, **{'optimizer.learning_rate': 1e-30, 'model.dropout.residual': rate})
-    history, _ = prepared(config, steps=2, batch=lambda seed: batch())
+    history, _ = take_steps(config, steps=2, batch=lambda seed: batch())
     return [row['loss'] for row in history]
 
   same, (first, second) = losses(0.0), losses(0.5)
@@ -264,8 +200,8 @@ def test_every_microbatch_has_its_own_key(tiny):
 
 def test_float16_updates_are_those_of_float32(tiny):
   """The scale of the loss is divided out: plain gradient descent would show it in the update."""
-  history, half = prepared(sgd(tiny, **{'model.dtype': 'float16'}), scale=64.0)
-  expected, whole = prepared(sgd(tiny))
+  history, half = take_steps(sgd(tiny, **{'model.dtype': 'float16'}), scale=64.0)
+  expected, whole = take_steps(sgd(tiny))
   assert not history[0]['skipped']
   np.testing.assert_allclose(history[0]['gradient_norm'], expected[0]['gradient_norm'], rtol=5e-3)
   assert_trees_close(half.params, whole.params, rtol=0, atol=2e-2 * expected[0]['gradient_norm'])
@@ -283,9 +219,9 @@ def test_evaluation_has_no_dropout(tiny):
 @pytest.mark.slow
 def test_float16_scales_skips_and_recovers(tiny):
   config = tiny(**{'model.dtype': 'float16'})
-  history, state = prepared(config, steps=3)
+  history, state = take_steps(config, steps=3)
   assert all(np.isfinite(row['loss']) for row in history)
-  reference, _ = prepared(tiny(), steps=3)
+  reference, _ = take_steps(tiny(), steps=3)
   if not any(row['skipped'] for row in history):
     np.testing.assert_allclose([r['loss'] for r in history], [r['loss'] for r in reference], rtol=2e-3)
 
@@ -316,7 +252,7 @@ def test_scale_grows_after_good_steps():
 
 @pytest.mark.parametrize('dtype', ['bfloat16', 'float32'])
 def test_parameters_and_losses_stay_in_float32(tiny, dtype):
-  history, state = prepared(tiny(**{'model.dtype': dtype}))
+  history, state = take_steps(tiny(**{'model.dtype': dtype}))
   assert {x.dtype for x in jax.tree.leaves(state.params)} == {jnp.dtype('float32')}
   assert history[0]['loss'] == pytest.approx(np.log(VOCAB), rel=0.05)
 
@@ -326,186 +262,17 @@ def test_parameters_and_losses_stay_in_float32(tiny, dtype):
 def test_every_optimizer_trains_on_a_mesh(tiny, name):
   """Factored moments have other axes than their parameters."""
   config = tiny(**{'optimizer.name': name})
-  one, _ = prepared(config, steps=2)
-  many, _ = prepared(config, steps=2, mesh=dict(data=2, fsdp=2, tensor=2))
+  one, _ = take_steps(config, steps=2)
+  many, _ = take_steps(config, steps=2, mesh=dict(data=2, fsdp=2, tensor=2))
   np.testing.assert_allclose([r['loss'] for r in many], [r['loss'] for r in one], rtol=1e-5)
-
-
-EXPERTS = 'mixture_of_experts(experts=4, capacity=0.75, balance={}, z_loss={})'
-
-
-def loss_and_metrics(tiny, key, **model):
-  """((objective, sums), gradient) of one batch."""
-  config = tiny(**{f'model.{name}': value for name, value in model.items()})
-  model, objective = Experiment(config).build_model(VOCAB), Experiment(config).objective
-  params = initial(model)
-  loss = jax.value_and_grad(lambda params: objective(model, params, batch(), key), has_aux=True)
-  return jax.jit(loss)(params)
-
-
-@pytest.mark.slow
-def test_losses_of_layers_are_minimised_and_logged(tiny):
-  key = jax.random.key(0)
-  (total, sums), gradient = loss_and_metrics(tiny, key, feed_forward=EXPERTS.format(0.5, 0.1))
-  (plain, none), without = loss_and_metrics(tiny, key, feed_forward=EXPERTS.format(0.0, 0.0))
-  assert 'auxiliary' not in none and plain == none['loss'] == sums['loss'] and sums['auxiliary'] > 0
-  np.testing.assert_allclose(total - plain, sums['auxiliary'], rtol=1e-5)
-  # For each of two layers: routing that is not far from even has a balance loss of about k = 2, and
-  # log Σ exp r of about log 4.
-  np.testing.assert_allclose(
-    sums['auxiliary'] / sums['tokens'], 2 * (0.5 * 2 + 0.1 * np.log(4) ** 2), rtol=0.1
-  )
-  assert 0 < sums['dropped'] < sums['tokens'] < sums['load'] < 4 * sums['tokens']
-  # They teach the routers, and through what these read the layers below.
-  routers = [g['stack']['layers']['block_0']['feed_forward']['router']['kernel'] for g in (gradient, without)]
-  assert np.abs(routers[0] - routers[1]).max() > 0.1 * np.abs(routers[1]).max()
-  assert np.abs(gradient['embedding']['table'] - without['embedding']['table']).max() > 0
-
-
-@pytest.mark.slow
-def test_an_evaluation_tells_the_loss_alone(tiny):
-  (total, sums), _ = loss_and_metrics(tiny, None, feed_forward=EXPERTS.format(0.5, 0.1))
-  assert set(sums) == {'loss', 'accuracy', 'tokens'} and total == sums['loss']
-  (_, sums), _ = loss_and_metrics(tiny, jax.random.key(0))
-  assert set(sums) == {'loss', 'accuracy', 'tokens'}  # nor does a model whose layers report nothing
-
-
-@pytest.mark.parametrize(
-  'fields', [{'model.remat': 'full'}, {'model.remat': 'dots', 'training.loss_chunk': 64}], ids=str
-)
-@pytest.mark.slow
-def test_reports_are_the_same_however_they_are_computed(tiny, fields):
-  fields |= {'model.feed_forward': EXPERTS.format(0.5, 0.1)}
-  expected, a = prepared(sgd(tiny, **{'model.feed_forward': EXPERTS.format(0.5, 0.1)}))
-  got, b = prepared(sgd(tiny, **fields))
-  assert got[0] == pytest.approx(expected[0], rel=1e-5)
-  assert_trees_close(a.params, b.params, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.slow
-def test_unscanned_layers_report_too(tiny):
-  """Of one layer the parameters are the same either way but for an axis."""
-  key, text = jax.random.key(0), EXPERTS.format(0.5, 0.1)
-  config = tiny(**{'model.layers': 1, 'model.feed_forward': text})
-  model, objective = Experiment(config).build_model(VOCAB), Experiment(config).objective
-  params = initial(model)
-  layers = jax.tree.map(lambda x: x[0], params['stack']['layers'])
-  apart = Experiment(
-    tiny(**{'model.layers': 1, 'model.feed_forward': text, 'model.scan': False})
-  ).build_model(VOCAB)
-  expected = jax.jit(lambda p: objective(model, p, batch(), key)[1])(params)
-  got = jax.jit(lambda p: objective(apart, p, batch(), key)[1])(params | {'stack': {'layers_0': layers}})
-  assert set(got) == set(expected) > {'auxiliary', 'load', 'dropped'}
-  assert_trees_close(got, expected, rtol=1e-5, atol=0)
-
-
-@pytest.mark.slow
-def test_accumulated_losses_of_layers_are_means_over_tokens(tiny):
-  """That of balance is none, so it is left out."""
-  fields = {'model.feed_forward': 'mixture_of_experts(experts=4, balance=0.0, z_loss=0.5)'}
-  whole, a = prepared(sgd(tiny, **fields))
-  pieces, b = prepared(sgd(tiny, **fields, **{'training.gradient_accumulation': 4}))
-  np.testing.assert_allclose(pieces[0]['auxiliary'], whole[0]['auxiliary'], rtol=1e-5)
-  assert_trees_close(a.params, b.params, rtol=1e-4, atol=1e-6)
-
-
-BIASED = {
-  'model.feed_forward': 'mixture_of_experts(experts=3, balance=0.0, balance_bias=True)',
-  'optimizer.balance_rate': 0.01,
-  'optimizer.learning_rate': 0.0,  # so that only biases move
-}
-
-
-def balance_biases(state):
-  return np.asarray(state.params['stack']['layers']['block_0']['feed_forward']['balance_bias'])
-
-
-@pytest.mark.slow
-def test_biases_move_towards_even_loads_and_nothing_else_notices(tiny):
-  """Step by step by the sign of the excess load, and the loss and the norm of the gradient are those without
-  biases."""
-  config = sgd(tiny, **BIASED)
-  model = Experiment(config).build_model(VOCAB)
-  history, state = prepared(config, steps=3)
-  biases, params = np.zeros((2, 3)), prepared(config, steps=0)[1].params
-  objective = Experiment(config).objective
-  gradient = jax.jit(jax.grad(lambda p, rows: objective(model, p, rows, jax.random.key(0))[0]))
-  for step in range(3):
-    params['stack']['layers']['block_0']['feed_forward']['balance_bias'] = jnp.asarray(biases, jnp.float32)
-    excess = gradient(params, batch(seed=step))['stack']['layers']['block_0']['feed_forward']['balance_bias']
-    assert np.abs(excess).max() > 0
-    biases = biases - 0.01 * np.sign(excess)
-  np.testing.assert_allclose(balance_biases(state), biases, atol=1e-7)
-  plain = BIASED | {'model.feed_forward': 'mixture_of_experts(experts=3, balance=0.0)'}
-  (without,), _ = prepared(sgd(tiny, **plain))
-  for name in ('loss', 'gradient_norm', 'load'):
-    assert history[0][name] == pytest.approx(without[name], rel=1e-6)
-
-
-@pytest.mark.parametrize(
-  'fields, mesh',
-  [
-    ({'training.gradient_accumulation': 4}, None),
-    ({}, dict(data=2, expert=2, tensor=2)),
-    ({'pipeline.microbatches': 2}, dict(stage=2, data=4)),
-    ({'model.remat': 'full'}, None),
-    ({'model.dtype': 'float16'}, None),
-  ],
-  ids=str,
-)
-@pytest.mark.slow
-def test_loads_are_those_of_the_whole_batch_however_it_is_computed(tiny, fields, mesh):
-  biased = BIASED | {'model.feed_forward': 'mixture_of_experts(experts=4, balance=0.0, balance_bias=True)'}
-  _, whole = prepared(sgd(tiny, **biased), steps=3)
-  _, parts = prepared(sgd(tiny, **biased | fields), steps=3, mesh=mesh)
-  assert balance_biases(whole).all()
-  np.testing.assert_allclose(balance_biases(parts), balance_biases(whole), atol=1e-7)
-
-
-@pytest.mark.sampled(0)
-@pytest.mark.parametrize(
-  'mesh, rules',
-  [
-    (dict(data=2, fsdp=2, tensor=2), {}),
-    (dict(data=2, fsdp=2, tensor=2), {'rules.expert': 'tensor', 'rules.mlp': ''}),
-    (dict(expert=4, data=2), {}),
-    (dict(expert=4, fsdp=2), {}),
-    (dict(expert=2, tensor=4), {}),
-    (dict(expert=4, sequence=2), {}),
-  ],
-  ids=str,
-)  # with stages balance is that of microbatches: tests/parallel/test_pipeline.py
-def test_every_mesh_routes_alike(tiny, mesh, rules):
-  fields = {'model.heads': 8, 'model.width': 64, 'model.feed_forward': EXPERTS.format(0.5, 0.1)}
-  one, _ = prepared(tiny(**fields), steps=2)
-  many, _ = prepared(tiny(**fields, **rules), steps=2, mesh=mesh)
-  for got, expected in zip(many, one, strict=True):
-    assert got == pytest.approx(expected, rel=2e-5)
-
-
-@pytest.mark.parametrize('capacity', [0.75, None])
-@pytest.mark.slow
-def test_gradients_of_experts_on_devices_of_their_own_are_those_of_one_device(tiny, capacity):
-  """Leaf by leaf, with `expert` as the only axis; every expert learns."""
-  fields = {
-    'model.feed_forward': f'mixture_of_experts(experts=8, capacity={capacity}, balance=0.5, z_loss=0.1)'
-  }
-  (_, one), (_, many) = (prepared(sgd(tiny, **fields), mesh=mesh) for mesh in (None, dict(expert=8)))
-  assert_trees_close(many.params, one.params, rtol=1e-4, atol=1e-6)
-  before = initial(Experiment(sgd(tiny, **fields)).build_model(VOCAB))
-  up, was = (
-    np.asarray(params['stack']['layers']['block_0']['feed_forward']['up']['kernel'])
-    for params in (many.params, before)
-  )
-  assert up.shape[:2] == (2, 8) and (np.abs(up - was).max((2, 3)) > 1e-4).all()
 
 
 def test_what_is_frozen_stays_and_the_rest_moves_as_ever(tiny):
   """On a mesh too: its state holds nothing of what is frozen."""
-  _, plain = prepared(sgd(tiny))
+  _, plain = take_steps(sgd(tiny))
   fields = {'optimizer.frozen': r'^(?!norm/|stack/.*/out/)'}
   for mesh in (None, dict(fsdp=2, tensor=4)):
-    _, after = prepared(sgd(tiny, **fields), mesh=mesh)
+    _, after = take_steps(sgd(tiny, **fields), mesh=mesh)
     before = initial(Experiment(sgd(tiny)).build_model(VOCAB))
     for path, x in jax.tree_util.tree_leaves_with_path(after.params):
       name = path_name(path)
