@@ -190,6 +190,7 @@ SENTENCES = {
 }
 
 
+@pytest.mark.slow
 def test_without_an_extra_a_sentence_names_it(root, tmp_path):
   extras, commands = zip(*((extra, command) for extra, (command, _) in SENTENCES.items()))
   for extra, (status, text) in zip(extras, run_in_base(root, tmp_path, *commands), strict=True):

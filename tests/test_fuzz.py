@@ -5,6 +5,7 @@ import pytest
 from tests import fuzz
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('seed', [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_sample_of_attacks_has_no_finding(seed, capsys):
   status = fuzz.main([f'--seed={seed}', '--cases=200'])

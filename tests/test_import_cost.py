@@ -51,6 +51,7 @@ def test_importing_tfm_imports_no_other_package(root, tmp_path):
   assert packages(modules) - packages(plain) - sys.stdlib_module_names == {'tfm'}
 
 
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize(
   'words, refusal',
   [

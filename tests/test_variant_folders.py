@@ -225,6 +225,7 @@ def test_every_command_takes_folders(lab, capsys, tmp_path, monkeypatch):
   assert cli.main(['configs', '--variants=nowhere']) == 2
 
 
+@pytest.mark.slow
 def test_arms_record_their_own_variants_only(lab, tiny, tmp_path):
   """Runs of one process: the first uses the variant, the second does not."""
   variant_folders.add_folder(lab)

@@ -40,6 +40,7 @@ def test_only_the_standard_parametrization_moves_with_the_width(fields, argument
   assert all(exponent > 0.5 for exponent in standard.values()), standard
 
 
+@pytest.mark.slow
 def test_the_command(book, capsys, tmp_path):
   picture = tmp_path / 'coordinates.png'
   words = [f'--config.data.source=text({str(book)!r})', '--widths=16,32', '--steps=1', f'--to={picture}']

@@ -76,6 +76,7 @@ SPECS = [
 ]
 
 
+@pytest.mark.sampled(15)
 @pytest.mark.parametrize('text', [*SPECS, *SCHEDULES])
 def test_every_variant_is_drawn_or_says_why_not(text, tmp_path):
   try:

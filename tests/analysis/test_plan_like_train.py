@@ -124,7 +124,7 @@ def validate_plan(config):
   return request, meshes.make(config.mesh.to_dict(), jax.devices(), **config.slices)
 
 
-@pytest.mark.sampled(25)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize('case', CASES, ids=map(name, CASES))
 def test_plan_refuses_what_train_refuses(config, tmp_path):
   def prepare():

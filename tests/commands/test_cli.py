@@ -45,6 +45,7 @@ def test_python_m_tfm_runs_the_console_script():
   assert 'train' in process.stdout
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
   'words, expected',
   [

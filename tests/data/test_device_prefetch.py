@@ -140,6 +140,7 @@ def run(count: int) -> list[list[str]]:
   return outputs
 
 
+@pytest.mark.slow
 def test_two_processes_read_the_batches_of_one():
   [one], two = run(1), run(2)
   assert len(one) == 3

@@ -4,6 +4,7 @@ import itertools
 from fractions import Fraction
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -72,6 +73,7 @@ def test_three_sources_cannot_be_within_one_row_in_every_window():
   assert not orders
 
 
+@pytest.mark.slow
 def test_weights_of_many_decimals():
   weights = Fraction('0.333333'), Fraction('0.333333'), Fraction('0.333334')
   interleaving = Interleaving(weights)

@@ -272,6 +272,7 @@ def test_a_second_file_is_not_taken_for_the_name_of_a_field(tmp_path, cache_dir,
     make_source(f"text('{tmp_path}/train.txt', 'valid.txt')").prepare(cache_dir)
 
 
+@pytest.mark.slow
 def test_tensorflow_is_never_imported(tmp_path, make_text):
   (tmp_path / 'a.txt').write_text(make_text(0, 900), newline='')
   program = f"""

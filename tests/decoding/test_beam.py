@@ -147,6 +147,7 @@ def test_search_equals_the_reference_in_plain_python(beams, stopping, penalty):
     assert_close([h.score for h in hypotheses], [score for _, score in expected])
 
 
+@pytest.mark.slow
 def test_search_of_an_encoder_decoder_equals_the_reference():
   model, params = unroll_layers(*pairs.make_model())
   rng = np.random.default_rng(3)

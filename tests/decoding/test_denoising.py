@@ -33,6 +33,7 @@ def run(path, prediction, sampler, steps, samples=SAMPLES):
   return denoise(exact(path, prediction), path, prediction, sampler, x, keys, steps)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
   'name, prediction, sampler, steps',
   [

@@ -42,6 +42,7 @@ def test_positions_limit_the_length():
     lengths('learned', max_extra_tokens=0, max_tokens=pairs.LENGTH + 1)
 
 
+@pytest.mark.slow
 def test_each_text_is_translated_once_the_shortest_first():
   model, params = unroll_layers(*pairs.make_model())
   texts, options = (

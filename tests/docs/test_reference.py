@@ -13,6 +13,7 @@ def generate(root):
   return module
 
 
+@pytest.mark.slow
 def test_the_generated_pages_are_current(generate, root):
   for path, text in generate.pages().items():
     assert (root / 'docs' / path).read_text(encoding='utf-8') == text, (

@@ -40,6 +40,7 @@ np.savez(folder / 'outputs.npz', **program.call(*arguments))
 """
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize('weights', ['inside', 'beside'])
 @pytest.mark.parametrize(
   'name', [name if name == 'decoder' else pytest.param(name, marks=pytest.mark.slow) for name in MODELS]
@@ -77,6 +78,7 @@ def test_safetensors_has_the_parameters_by_their_paths(tmp_path):
   assert json.loads((tmp_path / 'tensors' / 'config.json').read_text('utf-8'))['model']['width'] == 32
 
 
+@pytest.mark.slow
 def test_a_trained_run_is_exported_and_what_does_not_fit_is_refused(tiny, tmp_path, capsys):
   train.train(tiny(**{'training.steps': 1}), str(tmp_path / 'run'))
   flags = ['export', f'--workdir={tmp_path / "run"}', f'--to={tmp_path / "out"}']

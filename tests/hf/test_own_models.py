@@ -44,7 +44,7 @@ OWN = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
   'family, changed',
   [(family, {}) for family in OWN]

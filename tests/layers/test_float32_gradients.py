@@ -82,6 +82,7 @@ def test_every_product_that_is_a_gradient_of_a_kernel_has_the_type_of_the_reduct
   assert all(line.rstrip().endswith(f'x{dtype}>') for line in sums)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize('sizes', [(8, 1, 1), (1, 8, 1)], ids=str)
 def test_sums_over_devices_are_not_rounded(sizes):
   """Gradients G of 8 devices, each rounded to bfloat16 before they are added up, would be off by about

@@ -46,6 +46,7 @@ def expected(x, kernels, sizes, dy):
   return y, dx, dw
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize('M, sizes', SIZES, ids=str)
 def test_products_and_gradients_equal_those_of_each_group(M, sizes):
   x, kernels, dy = draw(M, len(sizes))
@@ -93,6 +94,7 @@ def test_kernel_gradients_are_summed_in_float32():
   assert gradient(jnp.ones((2, 1, 1))).tolist() == [[[2999.0]], [[1.0]]]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize('axes', [(0, 0, 0), (0, None, 0), (0, None, None)], ids=str)
 def test_runs_may_be_vmapped(axes):
   """Gradients too, and on a TPU by products without batches, which is all that its compiler takes."""

@@ -40,6 +40,7 @@ def shape(names, m):
 FACTORIES = dict(normal=normal(0.3), lecun=lecun_normal(), xavier=xavier_uniform(2.0))
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(
   'role, factory',
   [(role, name) for role in ROLES for name in FACTORIES if role != 'bias' or name == 'normal'],

@@ -100,6 +100,7 @@ def trained(tiny, tmp_path_factory):
   return workdir
 
 
+@pytest.mark.slow
 def test_a_run_trained_in_integers_evaluates_as_before_when_they_are_stored(trained, tmp_path, capsys):
   folder = tmp_path / 'stored'
   assert cli.main(['quantize', f'--workdir={trained}', f'--to={folder}', '--split=test']) == 0
@@ -113,6 +114,7 @@ def test_a_run_trained_in_integers_evaluates_as_before_when_they_are_stored(trai
   assert cli.main(['generate', f'--workdir={folder}', '--prompt=Now', '--max_tokens=4']) == 0
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
   'spec',
   [

@@ -159,6 +159,7 @@ def test_gradients_do_not_depend_on_the_chunk(text):
     )
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize('text', ['mamba', 'mamba2'])
 def test_strong_decays_are_exact_and_have_finite_gradients(text):
   """Steps from 0 to hundreds: decays sum to thousands, and those of later tokens would overflow."""
@@ -185,6 +186,7 @@ def test_bfloat16_has_float32_states(text):
   assert np.abs(y - full)[real].max() < 0.05 * np.abs(full[real]).max()
 
 
+@pytest.mark.slow
 def test_document_starts():
   first, segments = find_document_starts(jnp.asarray(SEGMENTS), jnp.asarray([1, 2, 0, 0]))
   starts = {(0, 5), (1, 3), (2, 0), (2, 8), (3, 0)}  # row 0 continues document 1, row 1 ends document 2

@@ -141,6 +141,7 @@ def test_remat_computes_again_what_its_policy_does_not_keep():
   assert none < dots('dots_with_no_batch_dims') < full  # the attention's two are made again
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
   'names, products',
   [

@@ -148,6 +148,7 @@ def test_the_loss_is_that_of_ten_lines_of_numpy_and_padding_does_not_count():
   assert np.isfinite(gradient).all() and not gradient[~is_pair].any() and not gradient[:, ~is_pair].any()
 
 
+@pytest.mark.slow
 def test_every_metric_is_that_of_the_embeddings(model, params, one):
   batch, ((_, sums), _) = one
   images, texts, scale = embed(model, params, batch)
@@ -171,6 +172,7 @@ def test_every_metric_is_that_of_the_embeddings(model, params, one):
   assert len(set(predicted)) > 1, 'a model that always predicts one class shows nothing'
 
 
+@pytest.mark.slow
 def test_an_image_is_embedded_by_its_class_token(model, params):
   """Of the image encoder alone, whose width is its own."""
   images, encoder = make_batch()['image'], model.encoder()

@@ -96,6 +96,7 @@ KINDS = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
   'kind',
   [pytest.param(kind, marks=[pytest.mark.slow] * (kind not in ('causal_lm', 'masked_lm'))) for kind in KINDS],

@@ -84,6 +84,7 @@ def log_probability(model, params, rows, prefix):
   return (np.log(chosen) * answers).sum(1)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize('chunk', [0, LENGTH])
 def test_the_loss_and_its_gradient(tiny, batch, preferences, chunk):
   fields = {'data.length': LENGTH, 'training.loss_chunk': chunk}

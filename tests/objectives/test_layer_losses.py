@@ -88,6 +88,7 @@ def test_the_losses_are_those_of_the_papers(tiny):
   assert not any(np.asarray(x).any() for x in jax.tree.leaves(of_teacher))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
   'hard, fields',
   [
@@ -103,6 +104,7 @@ def test_a_teacher_equal_to_the_student_adds_nothing(tiny, hard, fields):
   assert all(np.isfinite(x).all() for x in jax.tree.leaves(gradient))
 
 
+@pytest.mark.slow
 def test_dropout_is_of_the_student_alone(tiny):
   objective, student, teacher, batch = student_and_teacher(tiny, 'hidden=1.0')
   _, dropped, _, _ = student_and_teacher(tiny, student={'dropout.residual': 0.5})
@@ -113,6 +115,7 @@ def test_dropout_is_of_the_student_alone(tiny):
   assert loss(teacher[0], (dropped[0], teacher[1])) == 0 < loss(dropped[0], teacher)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
   'fields',
   [

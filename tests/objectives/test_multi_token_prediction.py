@@ -70,6 +70,7 @@ def test_loss():
   assert sums['tokens'] == (SEGMENTS > 0).sum()
 
 
+@pytest.mark.slow
 def test_evaluation_and_decoding_use_the_model_alone():
   model, objective = build()
   params = tiny.parameters(model)

@@ -76,6 +76,7 @@ def test_formula(text, weigh):
   np.testing.assert_allclose(y, compute_expected(params, weigh), rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize('scan', [True, False])
 def test_hyper_connections_start_as_plain_residuals(scan):
   """All streams are alike at first: the sum of N is N times the plain stream, which the last norm undoes."""

@@ -62,6 +62,7 @@ def test_a_run_is_evaluated_on_all_sources_and_on_one(unbroken):
   assert record.tokens and not record.impossible
 
 
+@pytest.mark.slow
 def test_a_resume_in_the_middle_is_the_same_run(tiny, mixture, unbroken, tmp_path):
   train(tiny(**mixture, **{'training.steps': 3}), tmp_path)
   assert numbers(tmp_path) == [row for row in numbers(unbroken) if row['step'] <= 3]

@@ -31,6 +31,7 @@ def prepare(config, workdir):
   return training.prepare([RunDir.from_config(config, config.seed, str(workdir))])
 
 
+@pytest.mark.slow
 def test_a_resume_reads_the_same_teacher_which_no_checkpoint_has(tiny, teacher, tmp_path):
   copy = tmp_path / 'teacher'
   shutil.copytree(teacher, copy)
@@ -102,6 +103,7 @@ def test_a_reference_that_does_not_fit_is_refused(tiny, teacher, fields, message
     prepare(student(tiny, teacher, **fields), tmp_path / 'run')
 
 
+@pytest.mark.slow
 def test_rows_longer_than_its_positions_are_refused(tiny, tmp_path):
   training.train(tiny(**{'model.position': 'learned'}), str(tmp_path / 'teacher'))
   with pytest.raises(ValueError, match='config.data.length=64 exceeds the 32 positions of Learned'):

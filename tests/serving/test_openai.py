@@ -29,6 +29,7 @@ def generate(run_dir, capsys, prompts, *flags):
   return {(row['prompt'], row['sample']): row['text'].removeprefix(row['prompt']) for row in rows}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
   'flags, fields',
   [

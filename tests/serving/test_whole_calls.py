@@ -66,6 +66,7 @@ def translator(tiny, tmp_path_factory):
   return loaded_model.load(str(folder / 'run')), folder / 'run'
 
 
+@pytest.mark.slow
 def test_an_embedding_is_the_mean_of_the_last_states(encoder):
   """Of each text alone, without padding."""
   with serving(encoder) as (_, client):
@@ -83,6 +84,7 @@ def test_an_embedding_is_the_mean_of_the_last_states(encoder):
   assert whole.usage.prompt_tokens == sum(len(encoder.encode(text)) for text in TEXTS)
 
 
+@pytest.mark.slow
 def test_classes_have_their_probabilities(classifier):
   with serving(classifier) as (_, client):
     body = json.dumps(dict(model='tiny', input=TEXTS)).encode()
@@ -97,6 +99,7 @@ def test_classes_have_their_probabilities(classifier):
     assert data[i]['label'] == expected.argmax() and data[i]['num_classes'] == 3
 
 
+@pytest.mark.slow
 def test_translations_are_those_of_generate(translator, tmp_path):
   run, folder = translator
   sources = ['123', '', '98765', '4']
@@ -142,6 +145,7 @@ def test_flags_of_decoders_are_refused(encoder):
     open_service('tiny', encoder, Options(queue=8, timeout=1.0, rows=4))
 
 
+@pytest.mark.slow
 def test_the_queue_and_the_time_are_bounded(encoder, monkeypatch):
   gate = threading.Event()
   monkeypatch.setattr('tfm.serving.encodings.encode_batches', lambda run, rows, function: gate.wait() and [])

@@ -272,7 +272,7 @@ def test_dense_is_the_formula(name):
 
 
 # In blocks as long as the rows there is little that could go wrong, and what does is one block of many.
-@pytest.mark.sampled(20)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize(
   'text, name',
   [

@@ -74,6 +74,7 @@ def close(a, b):
   np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.sampled(3)
 def test_a_memory_of_oneself_is_self_attention(crossed):
   here = Context.contiguous(crossed.x[..., 0])
   close(crossed(crossed.x, Memory(crossed.x, here), here)[0], crossed(crossed.x, None, here)[0])

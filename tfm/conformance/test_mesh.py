@@ -168,7 +168,7 @@ def test_other_shapes_of_model_too(sizes, model):
   equal_on(sharded(**model), axes(sizes))
 
 
-@pytest.mark.sampled(40)
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize('sizes', MESHES, ids=str)
 @pytest.mark.parametrize('mixer, position, mask', settings())
 def test_parameters_lie_cut_as_the_rules_say(mixer, position, mask, sizes):

@@ -42,6 +42,7 @@ def test_a_flax_initializer_is_that_of_a_dense_layer():
   assert jnp.abs(init(make(), X)['params']['mixer']['q']['kernel']).max() < 0.1
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize('text', ['softmax', 'linear', 'convolution(3)', 'mamba', 'recurrent'])
 def test_mixers_accept_flax_initializers(text):
   position = 'rope' if text == 'softmax' else 'none'
@@ -63,6 +64,7 @@ def test_positions_act_wherever_they_do_in_a_model(position):
   assert is_equivariant == (position == 'none')
 
 
+@pytest.mark.slow
 def test_a_layer_of_ones_own_module_trains():
   class Block(nn.Module):
     @nn.compact

@@ -132,6 +132,7 @@ def test_mean_cosine_equals_a_loop_over_pairs():
   assert initialization.mean_cosine(x, real) == pytest.approx(np.mean(pairs), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_initialization_is_where_training_starts(tiny, tmp_path):
   train(tiny(**{'optimizer.learning_rate': 1e-30}), tmp_path)
   run = runs.load(tmp_path)
@@ -237,6 +238,7 @@ def test_parts_add_up_to_the_validation(run, folder):
     build_measure('parts("bleu")').metric_names(['loss', 'accuracy'])
 
 
+@pytest.mark.slow
 def test_over_training_measures_every_checkpoint(tiny, tmp_path):
   """At each step what the measure gives for its checkpoint; and as many must be kept as are saved."""
   config = tiny()
@@ -261,6 +263,7 @@ def test_over_training_measures_every_checkpoint(tiny, tmp_path):
     build_measure(f"over_training('{text}')")
 
 
+@pytest.mark.slow
 def test_valid_symbols_of_a_run_by_a_loop(tiny, tmp_path):
   """Text by text, without padding."""
   config = tiny(
