@@ -75,7 +75,7 @@ def test_what_grows_with_depth():
     return memory.activations(
       functools.partial(estimate.training_loss, objective, result),
       params,
-      functools.partial(estimate.abstract_batch, padding_row(32)),
+      lambda rows: (estimate.abstract_batch(padding_row(32), rows), None),
       rows=4,
     )
 

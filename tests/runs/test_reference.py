@@ -8,10 +8,14 @@ import numpy as np
 import pytest
 
 from tests.runs.test_resume import everything
+from tfm.models import flops
 from tfm.runs import load as runs
 from tfm.runs import train as training
 from tfm.runs.init_from import leaves_by_path
+from tfm.runs.reference import open_reference
 from tfm.runs.run_dir import RunDir
+from tfm.studies.arms import plan_arms
+from tfm.studies.study import Study
 from tfm.training.metrics import read
 
 
@@ -124,3 +128,20 @@ def test_an_ensemble_has_the_run_alone(tiny, teacher, tmp_path):
   np.testing.assert_allclose(
     [a['distillation'] for a, _ in pairs], [b['distillation'] for _, b in pairs], rtol=1e-4
   )
+
+
+def test_a_plan_counts_the_teacher(tiny, teacher):
+  """Its parameters and its forward pass, whose activations no gradient keeps."""
+  taught = Study(
+    question='Does a teacher help?',
+    config=tiny(**{'model.width': 16}),
+    base='alone',
+    arms={'alone': {}, 'taught': {'objective': f'distillation({str(teacher)!r})'}},
+  )
+  arms = plan_arms(taught)
+  alone, taught = (arms[name] for name in taught.arms)
+  opened = open_reference(taught.experiment)
+  params = sum(x.size for x in jax.tree.leaves(opened.abstract.params))
+  assert taught.parameters == alone.parameters
+  assert taught.flops == alone.flops + flops.per_token(opened.model, 32).forward
+  assert taught.memory > alone.memory + 4 * params

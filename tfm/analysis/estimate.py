@@ -21,10 +21,12 @@ from tfm.errors import require
 from tfm.evaluation.cost import StepCost, compile_repeated_step, measure_step_cost, time_interleaved
 from tfm.models import memory
 from tfm.models.trunk import Trunk
+from tfm.objectives.protocol import Reference
 from tfm.parallel import mesh as meshes
 from tfm.parallel import sharding
 from tfm.shapes import PyTree
 from tfm.training import state as states
+from tfm.training.step import with_reference
 
 
 def device_count(config: ConfigDict) -> int:
@@ -77,18 +79,22 @@ def memory_by_kind(
   mesh: AbstractMesh,
   rules: sharding.Rules,
 ) -> list[tuple[str, int, str]]:
-  """(category, bytes per device, description) of parameters, gradients, optimizer and activations."""
+  """(category, bytes per device, description) of parameters, gradients, optimizer and activations, and of the
+  frozen model with which the objective compares, `boxed.reference`.
+  """
   config = experiment.config
   params = memory.on_device(boxed.params, mesh, rules)
   optimizer = memory.on_device(experiment.on_device(boxed).opt_state, mesh, rules)
+  frozen = boxed.reference
   activations = activation_bytes(
-    experiment, vocab, source_vocab, mesh, rows_at_once(config, mesh, rules), params
+    experiment, vocab, source_vocab, mesh, rows_at_once(config, mesh, rules), params, frozen
   )
   gradients = ('gradients', params, 'float32')
   if config.training.gradient_accumulation > 1:
     gradients = 'gradients', 2 * params, "float32: a microbatch's and their sum"
   return [
     ('parameters', params, 'float32'),
+    *([('reference', memory.on_device(frozen.params, mesh, rules), 'float32, frozen')] if frozen else []),
     gradients,
     ('optimizer', optimizer, config.optimizer.name + ', in host memory' * config.optimizer.offload),
     (
@@ -107,7 +113,13 @@ def rows_at_once(config: ConfigDict, mesh: AbstractMesh, rules: sharding.Rules) 
 
 
 def activation_bytes(
-  experiment: Experiment, vocab: int, source_vocab: int, mesh: AbstractMesh, rows: int, param_bytes: int
+  experiment: Experiment,
+  vocab: int,
+  source_vocab: int,
+  mesh: AbstractMesh,
+  rows: int,
+  param_bytes: int,
+  reference: Reference | None = None,
 ) -> int:
   """`memory.activations` of one device's shard of rows, tokens, heads, feed-forward channels and vocabulary.
 
@@ -115,6 +127,7 @@ def activation_bytes(
 
   Args:
     rows: of one device; param_bytes: of the parameters on one device.
+    reference: the frozen model with which the objective compares, boxed; its sizes are counted unsharded.
   """
   config, rules = experiment.config, experiment.rules
   local = config.copy_and_resolve_references()
@@ -132,7 +145,7 @@ def activation_bytes(
   local_experiment = Experiment(local)
   model = local_experiment.build_model(vocab, source_vocab=source_vocab)
   if schedule is None:
-    return peak_live_bytes(local_experiment, model, rows, param_bytes)
+    return peak_live_bytes(local_experiment, model, rows, param_bytes, reference)
   # Pipeline: a stage stores its layers' residuals of every iteration for a microbatch of rows; embeddings and
   # loss, which belong to no stage, are stored for all rows.
   microbatch_rows = max(1, rows // schedule.microbatches)
@@ -169,14 +182,17 @@ def scale_layers(config: ConfigDict, factor: float) -> ConfigDict:
   return config
 
 
-def peak_live_bytes(experiment: Experiment, model: Trunk, rows: int, param_bytes: int) -> int:
+def peak_live_bytes(
+  experiment: Experiment, model: Trunk, rows: int, param_bytes: int, reference: Reference | None = None
+) -> int:
   """`memory.activations` of a model on `rows` rows, without any sharding of its sizes."""
   params = nn.unbox(abstract_state(experiment, model).params)
   objective = experiment.objective
+  row = objective.padding_row(experiment.config.data.length)
   return memory.activations(
     functools.partial(training_loss, objective, model),
     params,
-    functools.partial(abstract_batch, objective.padding_row(experiment.config.data.length)),
+    lambda count: (abstract_batch(row, count), nn.unbox(reference)),
     rows,
     param_bytes / memory.total_bytes(params),
   )
@@ -187,9 +203,10 @@ def shard_count(mesh: AbstractMesh, rules: sharding.Rules, axis: str) -> int:
   return math.prod(mesh.shape[name] for name in dict(rules).get(axis, ()))
 
 
-def training_loss(objective, model: Trunk, params, rows):
-  """The loss that training differentiates, with dropout."""
-  return objective(model, params, rows, jax.random.key(0))[0]
+def training_loss(objective, model: Trunk, params, batch):
+  """The loss that training differentiates, with dropout, on (rows, reference)."""
+  rows, reference = batch
+  return with_reference(objective, reference)(model, params, rows, jax.random.key(0))[0]
 
 
 def abstract_batch(row: Row, rows: int) -> dict[str, jax.ShapeDtypeStruct]:

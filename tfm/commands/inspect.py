@@ -67,6 +67,7 @@ def main(args: argparse.Namespace) -> None:
   from tfm.evaluation import panels
   from tfm.models import flops, parameter_table
   from tfm.parallel import sharding
+  from tfm.runs.reference import open_reference
 
   config, experiment = args.config, Experiment(args.config)
   require(args.devices is None or args.devices >= 1, f'--devices={args.devices} must be at least 1')
@@ -76,7 +77,8 @@ def main(args: argparse.Namespace) -> None:
   rules = experiment.rules
   vocab, source_vocab = estimate.vocabulary_sizes(experiment)
   model = experiment.build_model(vocab, source_vocab=source_vocab)
-  boxed = estimate.abstract_state(experiment, model)
+  reference = open_reference(experiment)
+  boxed = estimate.abstract_state(experiment, model).replace(reference=reference and reference.abstract)
   validate_parameter_patterns(experiment, boxed.params)
   sharding.validate_divisibility(
     boxed.params, mesh, rules, tuple(mesh_constraints.list_constraints(experiment))

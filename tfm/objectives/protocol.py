@@ -117,8 +117,8 @@ class Objective(abc.ABC):
     """Raises ValueError if the reference is missing."""
     require(
       reference is not None,
-      f'config.objective compares with the model of {self.reference_workdir!r}, which only tfm train and tfm '
-      'evaluate load; use an objective without another model here',
+      f'config.objective compares with the model of {self.reference_workdir!r}, which only tfm train, '
+      'tfm evaluate and the runs of a study load; use an objective without another model here',
     )
 
   def validate_reference(self, model: nn.Module, reference: nn.Module, length: int) -> None:

@@ -28,12 +28,14 @@ class ReferenceRun:
   Attributes:
     workdir, step: of its checkpoint.
     experiment, model: of the run, with the kernels that this machine has.
+    tokenizers: of its text and of its source, or None.
   """
 
   workdir: str
   step: int
   experiment: Experiment
   model: Trunk
+  tokenizers: tuple[Tokenizer | None, Tokenizer | None]
 
   @property
   def abstract(self) -> Reference:
@@ -50,13 +52,33 @@ class ReferenceRun:
     return Reference(self.model, params)
 
 
+def open_reference(experiment: Experiment, step: int | None = None) -> ReferenceRun | None:
+  """The run that the objective compares with; no parameter is read yet. None: it has none.
+
+  Args:
+    step: None: the last one.
+
+  Raises:
+    ValueError: if there is no such run or step.
+  """
+  workdir = experiment.objective.reference_workdir
+  if not workdir:
+    return None
+  step, metadata = read_checkpoint('objective', workdir, step, 'whose model this run is compared with')
+  config = resolve_config(complete(metadata['config']))
+  for section in parts(config).values():
+    section.kernel = 'auto'  # that of its training may not be available here
+  own, tokenizers = Experiment(config), load_tokenizers(metadata)
+  return ReferenceRun(workdir, step, own, build_model(own, *tokenizers), tokenizers)
+
+
 def load_reference(
   experiment: Experiment,
   model: Trunk,
   tokenizers: tuple[Tokenizer | None, Tokenizer | None],
   saved: Mapping[str, Any] | None = None,
 ) -> ReferenceRun | None:
-  """Opens the run that the objective compares with; no parameter is read yet. None: it has none.
+  """As `open_reference`; also requires that the objective can compare its model with the one that is trained.
 
   Args:
     model, tokenizers: those that are trained.
@@ -67,16 +89,10 @@ def load_reference(
     ValueError: if there is no such run or step, if its tokenizer or vocabulary differs, or if the objective
       cannot compare the models.
   """
-  workdir, length = experiment.objective.reference_workdir, experiment.config.data.length
-  if not workdir:
+  opened, length = open_reference(experiment, saved['step'] if saved else None), experiment.config.data.length
+  if not opened:
     return None
-  use = 'whose model this run is compared with'
-  step, metadata = read_checkpoint('objective', workdir, saved['step'] if saved else None, use)
-  config = resolve_config(complete(metadata['config']))
-  for section in parts(config).values():
-    section.kernel = 'auto'  # that of its training may not be available here
-  own = Experiment(config)
-  reference = build_model(own, *load_tokenizers(metadata))
+  workdir, reference = opened.workdir, opened.model
 
   def require_same(name, theirs, ours, remedy):
     require(
@@ -85,11 +101,10 @@ def load_reference(
       f'this one {ours}; {remedy}',
     )
 
-  require_same(
-    'the architecture', config.model.architecture, experiment.config.model.architecture, 'use the same'
-  )
+  architectures = (one.config.model.architecture for one in (opened.experiment, experiment))
+  require_same('the architecture', *architectures, 'use the same')
   for field, theirs, ours in zip(
-    ('tokenizer', 'source_tokenizer'), load_tokenizers(metadata), tokenizers, strict=True
+    ('tokenizer', 'source_tokenizer'), opened.tokenizers, tokenizers, strict=True
   ):
     theirs, ours = (one.identity if one else None for one in (theirs, ours))
     remedy = f'use config.data.{field} of its config.json and the same text, or start from it by init_from'
@@ -105,4 +120,4 @@ def load_reference(
       'shorter rows',
     )
   experiment.objective.validate_reference(model, reference, length)
-  return ReferenceRun(workdir, step, own, reference)
+  return opened

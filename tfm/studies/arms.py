@@ -22,6 +22,7 @@ from tfm.errors import require
 from tfm.models import flops
 from tfm.models.trunk import Trunk
 from tfm.objectives.protocol import Prediction
+from tfm.runs.reference import open_reference
 from tfm.shapes import PyTree
 from tfm.spec import parse
 from tfm.studies import cost_matching
@@ -255,11 +256,12 @@ def estimate_arm(
   matched: Mapping[str, tuple[int, int]],
   seeds: int,
 ) -> Arm:
-  """The arm with its parameters, FLOPs and memory."""
+  """The arm with its parameters, FLOPs and memory; those of a teacher count."""
   config, model = experiment.config, build_model(experiment)
   mesh = estimate.abstract_mesh(config, count_devices(config, seeds))
   vocab, source_vocab = estimate.vocabulary_sizes(experiment)
-  state = estimate.abstract_state(experiment, model)
+  reference = open_reference(experiment)
+  state = estimate.abstract_state(experiment, model).replace(reference=reference and reference.abstract)
   memory = estimate.memory_by_kind(experiment, vocab, source_vocab, state, mesh, experiment.rules)
   return Arm(
     name,
@@ -267,7 +269,8 @@ def estimate_arm(
     experiment,
     dict(matched),
     count_trainable_parameters(experiment, state.params),
-    flops.training_flops_per_token(model, config.data.length),
+    flops.training_flops_per_token(model, config.data.length)
+    + (flops.per_token(reference.model, config.data.length).forward if reference else 0),
     sum(size for _, size, _ in memory),
   )
 
