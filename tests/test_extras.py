@@ -5,12 +5,12 @@ import configparser
 import importlib.metadata
 import json
 import re
-import subprocess
 import sys
 
 import pytest
 
 import tfm
+from tests.bare_process import run_bare
 from tfm.errors import MissingExtra, importing_extra
 from tfm.training import metrics
 
@@ -149,16 +149,9 @@ OPTIONAL = (
 ).split()
 
 
-def run_in_base(root, tmp_path, *commands):
+def run_in_base(tmp_path, *commands):
   """[(status, output)] of commands without the packages of the extras."""
-  process = subprocess.run(
-    [sys.executable, '-c', BASE, json.dumps([OPTIONAL, *commands])],
-    capture_output=True,
-    text=True,
-    cwd=tmp_path,
-    env={'PYTHONPATH': str(root), 'JAX_PLATFORMS': 'cpu', 'HOME': str(tmp_path), 'PATH': '/usr/bin:/bin'},
-  )
-  assert process.returncode == 0, process.stderr
+  process = run_bare(tmp_path, BASE, json.dumps([OPTIONAL, *commands]))
   return json.loads(process.stdout.splitlines()[-1])
 
 
@@ -191,24 +184,17 @@ SENTENCES = {
 
 
 @pytest.mark.slow
-def test_without_an_extra_a_sentence_names_it(root, tmp_path):
+def test_without_an_extra_a_sentence_names_it(tmp_path):
   extras, commands = zip(*((extra, command) for extra, (command, _) in SENTENCES.items()))
-  for extra, (status, text) in zip(extras, run_in_base(root, tmp_path, *commands), strict=True):
+  for extra, (status, text) in zip(extras, run_in_base(tmp_path, *commands), strict=True):
     sentence = SENTENCES[extra][1].format('[A-Za-z0-9_.]+') + rf"; run: pip install 'tfm\[{extra}\]'\n"
     assert status == 2 and re.fullmatch(sentence, text), (extra, text)
 
 
-def test_help_on_the_package_in_a_base_installation(root, tmp_path):
+def test_help_on_the_package_in_a_base_installation(tmp_path):
   hide = f'import sys; sys.modules.update(dict.fromkeys({OPTIONAL}))'
   code = f'{hide}\nimport pydoc, tfm; print(pydoc.plain(pydoc.render_doc(tfm)))'
-  process = subprocess.run(
-    [sys.executable, '-c', code],
-    capture_output=True,
-    text=True,
-    cwd=tmp_path,
-    env={'PYTHONPATH': str(root), 'JAX_PLATFORMS': 'cpu', 'HOME': str(tmp_path), 'PATH': '/usr/bin:/bin'},
-  )
-  assert process.returncode == 0, process.stderr
+  process = run_bare(tmp_path, code)
   functions = process.stdout.partition('\nFUNCTIONS\n')[2]
   assert all(re.search(rf'^    {name}\(', functions, re.MULTILINE) for name in tfm.__all__[1:]), (
     process.stdout
@@ -219,9 +205,8 @@ NOTICE = "no curves.png: matplotlib is not installed; run: pip install 'tfm[plot
 
 
 @pytest.mark.slow
-def test_a_base_installation_trains_evaluates_and_generates(root, tmp_path):
+def test_a_base_installation_trains_evaluates_and_generates(tmp_path):
   train, evaluate, generate = run_in_base(
-    root,
     tmp_path,
     ['train', '--config=lm:smoke', '--workdir=run'],
     ['evaluate', '--workdir=run'],

@@ -2,11 +2,11 @@
 
 import json
 import re
-import subprocess
 import sys
 
 import pytest
 
+from tests.bare_process import run_bare
 from tests.test_extras import OPTIONAL
 
 
@@ -23,17 +23,10 @@ def get_study(arg):
 LIBRARIES = 'jax jaxlib flax optax orbax grain numpy tensorstore'.split()
 
 
-def imported_modules(root, tmp_path, code):
+def imported_modules(tmp_path, code):
   """The modules that a new process has imported after running some code, and what it wrote to stderr."""
   program = f'import sys\n{code}\nprint("\\n" + " ".join(sys.modules))'
-  process = subprocess.run(
-    [sys.executable, '-c', program],
-    capture_output=True,
-    text=True,
-    cwd=tmp_path,
-    env={'PYTHONPATH': str(root), 'JAX_PLATFORMS': 'cpu', 'HOME': str(tmp_path), 'PATH': '/usr/bin:/bin'},
-  )
-  assert process.returncode == 0, process.stderr
+  process = run_bare(tmp_path, program)
   return process.stdout.splitlines()[-1].split(), process.stderr
 
 
@@ -45,9 +38,9 @@ def command(*words):
   return f'from tfm.commands import cli\ncli.main({json.dumps(words)})'
 
 
-def test_importing_tfm_imports_no_other_package(root, tmp_path):
-  modules, _ = imported_modules(root, tmp_path, 'import tfm\ntfm.__version__, dir(tfm)')
-  plain, _ = imported_modules(root, tmp_path, '')
+def test_importing_tfm_imports_no_other_package(tmp_path):
+  modules, _ = imported_modules(tmp_path, 'import tfm\ntfm.__version__, dir(tfm)')
+  plain, _ = imported_modules(tmp_path, '')
   assert packages(modules) - packages(plain) - sys.stdlib_module_names == {'tfm'}
 
 
@@ -119,20 +112,20 @@ def test_importing_tfm_imports_no_other_package(root, tmp_path):
   ],
   ids=' '.join,
 )
-def test_help_and_the_refusal_of_a_typo_import_neither_jax_nor_numpy(root, tmp_path, words, refusal):
+def test_help_and_the_refusal_of_a_typo_import_neither_jax_nor_numpy(tmp_path, words, refusal):
   (tmp_path / 'run' / 'checkpoints').mkdir(parents=True)
   (tmp_path / 'run' / 'config.json').write_text('{"model": {}}')
   (tmp_path / 'run' / 'metrics.jsonl').write_text('{"step": 1, "split": "validation", "loss": 1.0}\n')
   (tmp_path / 'lab' / 'norms').mkdir(parents=True)
   (tmp_path / 'lab' / 'norms' / 'mine.py').write_text('import jax')
   (tmp_path / 'study.py').write_text(STUDY)
-  modules, err = imported_modules(root, tmp_path, command(*words))
+  modules, err = imported_modules(tmp_path, command(*words))
   assert re.search(refusal, err) and bool(err) == bool(refusal)
   assert not packages(modules) & {*LIBRARIES, *HEAVY}
   assert len(modules) < 400, len(modules)
 
 
-def test_training_a_language_model_imports_what_it_needs_and_no_more(root, tmp_path):
+def test_training_a_language_model_imports_what_it_needs_and_no_more(tmp_path):
   code = (
     'from tfm.runs import train\n'
     'from tfm.config.assemble import Experiment\n'
@@ -140,7 +133,7 @@ def test_training_a_language_model_imports_what_it_needs_and_no_more(root, tmp_p
     'from tfm.config.resolve import resolve_config\n'
     "Experiment(resolve_config(load_config('lm:smoke'))).build_model(256)"
   )
-  modules, _ = imported_modules(root, tmp_path, code)
+  modules, _ = imported_modules(tmp_path, code)
   assert set(LIBRARIES) <= packages(modules)
   assert not packages(modules) & HEAVY
   assert len(modules) < 1850, len(modules)
