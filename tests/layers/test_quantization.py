@@ -9,7 +9,7 @@ from safetensors.numpy import load_file
 from tests.objectives.test_distillation import built
 from tfm.commands import cli
 from tfm.decoding.unroll_layers import unroll_layers
-from tfm.layers.quantization import int4, int8
+from tfm.layers.quantization import bitnet, int4, int8
 from tfm.runs import load as runs
 from tfm.runs import train as training
 from tfm.runs.quantize import quantize_run
@@ -58,6 +58,29 @@ def test_int4_has_a_scale_for_each_group_of_inputs(arrays):
     quantization.scale_shape(30, (6,))
 
 
+def test_bitnet_has_three_weights_and_one_scale(arrays):
+  x, w = arrays
+  scale, step = np.abs(w).mean(), np.abs(x).max(-1, keepdims=True) / 127
+  ternary, tokens = np.clip(np.round(w / scale), -1, 1), np.clip(np.round(x / step), -128, 127)
+  stored = bitnet().quantize(w)
+  np.testing.assert_array_equal(stored[0], ternary)
+  assert set(np.unique(ternary)) == {-1, 0, 1} and stored[1].shape == bitnet().scale_shape(32, (6,)) == (1, 6)
+  expected = tokens @ ternary * step * scale
+  for arguments in ((w, None), stored):
+    np.testing.assert_allclose(bitnet().multiply(x, *arguments), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_gradients_of_bitnet_are_those_of_the_rounded_product(arrays):
+  x, w = map(jnp.asarray, arrays)
+  weights = np.random.default_rng(1).standard_normal((3, 5, 6)).astype(np.float32)
+  scale, step = jnp.abs(w).mean(), jnp.abs(x).max(-1, keepdims=True) / 127
+  rounded = jnp.round(x / step) * step, jnp.clip(jnp.round(w / scale), -1, 1) * scale
+  actual = jax.grad(lambda x, w: (bitnet().multiply(x, w, None) * weights).sum(), (0, 1))(x, w)
+  expected = jax.grad(lambda x, w: (x @ w * weights).sum(), (0, 1))(*rounded)
+  for a, b in zip(actual, expected):
+    np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize('quantization', [int8(), int8(weights_only=True), int4(group=8)], ids=str)
 def test_gradients_pass_straight_through(arrays, quantization):
   weights = np.random.default_rng(1).standard_normal((3, 5, 6)).astype(np.float32)
@@ -69,7 +92,7 @@ def test_gradients_pass_straight_through(arrays, quantization):
     np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize('spec', ['int8', 'int8(weights_only=True)', 'int4(group=8)'])
+@pytest.mark.parametrize('spec', ['int8', 'int8(weights_only=True)', 'int4(group=8)', 'bitnet'])
 def test_a_model_multiplies_integers(tiny, spec):
   _, model, params = built(tiny, **{'model.quantization': spec})
   _, plain, _ = built(tiny)
@@ -83,11 +106,11 @@ def test_a_model_multiplies_integers(tiny, spec):
   has_integers = any(
     'xi8>' in line and 'xi32>' in line for line in text.splitlines() if 'dot_general' in line
   )
-  assert has_integers == (spec == 'int8')
+  assert has_integers == (spec in ('int8', 'bitnet'))
   actual, exact = (np.asarray(logits(m, params)(params)) for m in (model, plain))
-  # An integer is 1 / 127.5 of the greatest value, or 1 / 7.5; rounding errors of two layers add up.
+  # An integer is 1 / 127.5 of the greatest value, 1 / 7.5, or the mean; errors of two layers add up.
   error = np.sqrt(((actual - exact) ** 2).mean() / (exact**2).mean())
-  assert 0 < error < (0.4 if spec.startswith('int4') else 0.05), error
+  assert 0 < error < {'int4(group=8)': 0.4, 'bitnet': 1.0}.get(spec, 0.05), error
   unrolled = logits(*unroll_layers(model, params))(unroll_layers(model, params)[1])
   np.testing.assert_allclose(unrolled, actual, rtol=1e-3, atol=1e-3 * np.abs(actual).max())
 

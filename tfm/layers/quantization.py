@@ -1,4 +1,4 @@
-"""Products of projections in small integers, by qwix."""
+"""Products of projections in small integers, by qwix; and in those of BitNet."""
 
 import dataclasses
 import functools
@@ -67,6 +67,12 @@ class Quantization:
       return _multiply_through(self, x, kernel)
     return self._multiply_integers(x, kernel, scale)
 
+  def gradient_operands(
+    self, x: Float[Array, '... y'], kernel: Float[Array, 'y z']
+  ) -> tuple[Float[Array, '... y'], Float[Array, 'y z']]:
+    """x and W of the product whose gradients are passed on."""
+    return x, kernel
+
   def _multiply_integers(self, x, integers, scale):
     with importing_extra('quantization'):
       import qwix
@@ -86,15 +92,52 @@ def _through_forward(quantization, x, kernel):
 
 
 def _through_backward(quantization, residuals, dy):
-  """The gradients of x · W without rounding."""
-  x, kernel = residuals
+  """The gradients of x · W, of its `gradient_operands`."""
+  kernel_dtype = residuals[1].dtype
+  x, kernel = quantization.gradient_operands(*residuals)
   dy = dy.astype(x.dtype)
   dx = jnp.einsum('...z,yz->...y', dy, kernel.astype(x.dtype))
-  dw = jnp.einsum('...y,...z->yz', x, dy, preferred_element_type=reduction_dtype.value or kernel.dtype)
-  return dx, dw.astype(kernel.dtype)
+  dw = jnp.einsum('...y,...z->yz', x, dy, preferred_element_type=reduction_dtype.value or kernel_dtype)
+  return dx, dw.astype(kernel_dtype)
 
 
 _multiply_through.defvjp(_through_forward, _through_backward)
+
+
+@dataclasses.dataclass(frozen=True)
+class BitNet(Quantization):
+  """BitNet b1.58 (Ma et al. 2024, eq. 1 to 3): weights -1, 0 and 1, of one scale for the whole matrix.
+
+    W̃ = γ clip(round(W / γ), -1, 1),  γ = mean |W|;  x̃ = clip(round(x · 127 / β), -128, 127) β / 127,
+    β = max |x| of each token
+
+  The product is one of integers. Gradients pass through the rounding alone: they are those of x̃ · W̃, as in
+  the authors' training code.
+  """
+
+  def quantize(self, kernel):
+    scale = jnp.maximum(jnp.abs(kernel).mean(), 1e-5)
+    integers = jnp.clip(jnp.round(kernel / scale), -1, 1).astype(jnp.int8)
+    return integers, jnp.full((1, kernel.shape[1]), scale)
+
+  def gradient_operands(self, x, kernel):
+    integers, scale = self.quantize(kernel)
+    rounded, step = self._round_tokens(x)
+    return (rounded * step).astype(x.dtype), integers * scale
+
+  def _multiply_integers(self, x, integers, scale):
+    rounded, step = self._round_tokens(x)
+    numbers = ((x.ndim - 1,), (0,)), ((), ())
+    product = jax.lax.dot_general(
+      rounded.astype(jnp.int8), integers, numbers, preferred_element_type=jnp.int32
+    )
+    return (product * step * scale.reshape(*[1] * (x.ndim - 1), -1)).astype(x.dtype)
+
+  def _round_tokens(self, x):
+    """(Whole numbers in float32, the value of 1) of each token."""
+    x = x.astype(jnp.float32)
+    step = jnp.maximum(jnp.abs(x).max(-1, keepdims=True), 1e-5) / 127
+    return jnp.clip(jnp.round(x / step), -128, 127), step
 
 
 def int8(weights_only: bool = False, stored: bool = False) -> Quantization:
@@ -105,6 +148,10 @@ def int4(group: Size = 64, stored: bool = False) -> Quantization:
   return Quantization('int4', None, group, stored)
 
 
-QUANTIZATIONS = {'none': lambda: None, 'int8': int8, 'int4': int4}
+def bitnet(stored: bool = False) -> Quantization:
+  return BitNet('int8', 'int8', 0, stored)
+
+
+QUANTIZATIONS = {'none': lambda: None, 'int8': int8, 'int4': int4, 'bitnet': bitnet}
 # A context around the layers of a model: the `Quantization` of their projections, or None.
 active_quantization = jax.make_user_context()
