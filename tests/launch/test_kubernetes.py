@@ -5,7 +5,8 @@ import shlex
 import pytest
 import yaml
 
-from tests.launch.test_launch import SERVE, SERVED, tfm
+from tests.launch.command import tfm
+from tests.launch.test_launch import SERVE, SERVED
 from tfm.commands import cli, serve
 
 

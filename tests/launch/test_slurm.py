@@ -21,6 +21,9 @@ from tfm.commands import cli
 from tfm.training import metrics
 
 
+pytestmark = pytest.mark.rotated(2)
+
+
 PROGRAMS = 'munged', 'slurmctld', 'slurmd', 'sbatch', 'srun', 'scancel', 'scontrol'
 CONF = """
 ClusterName=loopback

@@ -11,7 +11,7 @@ from tests.data.distinct_tokens import make_tokens
 from tests.models import test_encoder
 from tests.models.pairs import context
 from tests.objectives.random_tokens import VOCAB, NumberedTokenizer, random_tokens
-from tests.training.test_step import LENGTH, ROWS, prepared
+from tests.training.steps import LENGTH, ROWS, take_steps
 from tfm.config.assemble import Experiment
 from tfm.data import pipeline
 from tfm.data.packing.concat import Concat
@@ -259,7 +259,7 @@ def test_neither_a_mesh_nor_microbatches_change_the_losses(tiny):
     objective = Experiment(config).objective
     rows = objective.rows(SentencePairs(), random_tokens(), LENGTH, 1, NumberedTokenizer)
     batches = pipeline.train_iterator(rows, ROWS)
-    history, _ = prepared(config, 2, mesh, lambda seed: next(batches))
+    history, _ = take_steps(config, 2, mesh, lambda seed: next(batches))
     return [[losses[name] for name in ('loss', 'next_sentence_loss', 'gradient_norm')] for losses in history]
 
   # The mean over rows is one of microbatches, by their tokens.

@@ -10,7 +10,7 @@ import pytest
 
 from tests.models import pairs
 from tests.parallel.test_pipeline_parallelism import DEEP, placed
-from tests.training.test_step import LENGTH, VOCAB, assert_trees_close
+from tests.training.steps import LENGTH, VOCAB, assert_trees_close
 from tfm.config.assemble import Experiment
 from tfm.config.resolve import resolve_config
 from tfm.config.schema import BLOCK_FIELDS, default_config, optional

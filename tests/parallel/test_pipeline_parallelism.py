@@ -11,7 +11,8 @@ import jax
 import numpy as np
 import pytest
 
-from tests.training.test_step import EXPERTS, LENGTH, VOCAB, assert_trees_close, batch, prepared, sgd
+from tests.training.steps import LENGTH, VOCAB, assert_trees_close, batch, sgd, take_steps
+from tests.training.test_expert_step import EXPERTS
 from tfm.analysis.collectives import find_collectives
 from tfm.config import mesh_constraints
 from tfm.config.assemble import Experiment
@@ -77,14 +78,14 @@ class Compiled:
 
 @pytest.fixture(scope='module')
 def one_device(tiny):
-  return functools.cache(lambda **fields: prepared(sgd(tiny, **DEEP | fields)))
+  return functools.cache(lambda **fields: take_steps(sgd(tiny, **DEEP | fields)))
 
 
 def equal_on(tiny, one_device, mesh, model={}, pipe={}, alone=None):
   """Losses, what layers report and gradients (plain gradient descent shows them) of a mesh are those of one
   device.
   """
-  (got,), state = prepared(sgd(tiny, **DEEP | model, **pipe), mesh=mesh)
+  (got,), state = take_steps(sgd(tiny, **DEEP | model, **pipe), mesh=mesh)
   (target,), expected = one_device(**model, **(alone or {}))
   assert got == pytest.approx(target, rel=2e-6)
   assert_trees_close(state.params, expected.params, rtol=1e-5, atol=1e-6)
@@ -243,7 +244,7 @@ def test_experts_without_capacity_may_lie_over_devices_of_a_stage(tiny, one_devi
 @pytest.mark.slow
 def test_a_mean_over_tokens_is_that_of_the_whole_batch(tiny, one_device):
   experts = {'model.feed_forward': 'mixture_of_experts(experts=4, balance=0.0, z_loss=0.5)'}
-  (got,), _ = prepared(sgd(tiny, **DEEP, **experts), mesh=dict(stage=2, data=2, tensor=2))
+  (got,), _ = take_steps(sgd(tiny, **DEEP, **experts), mesh=dict(stage=2, data=2, tensor=2))
   (expected,), _ = one_device(**experts)
   assert got['auxiliary'] == pytest.approx(expected['auxiliary'], rel=2e-6)
 
@@ -255,7 +256,7 @@ def test_dropout_depends_on_the_seed_and_differs_by_layer_and_microbatch(tiny):
     {'model.dropout.residual': 0.5, 'model.dropout.attention': 0.2},
   )
   first, again, other = (
-    prepared(sgd(tiny, **DEEP, **half, seed=seed), mesh=mesh, steps=2)[0] for seed in (0, 0, 1)
+    take_steps(sgd(tiny, **DEEP, **half, seed=seed), mesh=mesh, steps=2)[0] for seed in (0, 0, 1)
   )
   assert first == again and first[0]['loss'] != other[0]['loss']
 

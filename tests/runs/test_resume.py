@@ -16,6 +16,9 @@ from tfm.training import checkpoint
 from tfm.training.metrics import read
 
 
+pytestmark = pytest.mark.rotated(2)
+
+
 STEPS, EVERY = 60, 20
 
 

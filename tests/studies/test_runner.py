@@ -30,6 +30,9 @@ from tfm.studies.measures.protocol import Measure, Value
 from tfm.studies.study import Study
 
 
+pytestmark = pytest.mark.rotated(2)
+
+
 STUDY = """
 from ml_collections import ConfigDict
 from tfm.studies.study import Study

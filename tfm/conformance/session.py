@@ -22,6 +22,7 @@ IS_CLONE = (ROOT / 'tests' / 'conftest.py').is_file()
 MARKERS = (
   'slow: a heavier proof, run by `make test-slow` and `tfm check`',
   'sampled(n): n of its cases run by default, of the others a seventh each day as slow, all exhaustively',
+  'rotated(n): a slow test that runs every nth day in `make test-slow`, always in `make test-all`',
   "exhaustive: a case that is not in today's sample, run by `make test-all`",
 )
 FINISHED_TESTS = itertools.count(1)
@@ -111,6 +112,19 @@ def sample_cases(items: list[pytest.Item]) -> None:
     chosen |= {case for case in cases if changed & set(re.findall(r'\w+', case.name))}
     for i, case in enumerate(case for case in cases if case not in chosen):
       case.add_marker('slow' if i % 7 == day % 7 else 'exhaustive')
+  rotate_tests(items, day)
+
+
+def rotate_tests(items: list[pytest.Item], day: int) -> None:
+  """Of the slow tests of a file that are marked `rotated(n)`, every nth runs: others today than tomorrow."""
+  files = collections.defaultdict(list)
+  for item in items:
+    if item.get_closest_marker('rotated') and item.get_closest_marker('slow'):
+      files[item.path].append(item)
+  for tests in files.values():
+    for i, item in enumerate(tests):
+      if (i + day) % item.get_closest_marker('rotated').args[0]:
+        item.add_marker('exhaustive')
 
 
 def changed_modules() -> set[str]:
