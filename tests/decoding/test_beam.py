@@ -13,6 +13,7 @@ from tfm.decoding import beam, loop
 from tfm.decoding.beam import BeamSearch, Gnmt, Power
 from tfm.decoding.sampling import Sampling
 from tfm.decoding.unroll_layers import unroll_layers
+from tfm.models.stack import Stack
 
 
 EOS = 2
@@ -180,6 +181,29 @@ def test_scores_equal_those_of_a_forward_pass(mixer, scan):
   for tokens, score in results:
     new = tokens if len(tokens) == 7 else np.append(tokens, EOS)
     assert_close(score, log_p(model, params, prompt, new).sum() / len(new))
+
+
+@pytest.mark.parametrize(
+  'model',
+  [
+    dict(mixer='softmax', position='rope', kv_heads=2, mask='causal & window(5)'),
+    pytest.param(dict(mixer='gated', position='t5', scan=False), marks=pytest.mark.slow),
+    pytest.param(dict(mixer='latent(rank=8, rope_width=4)', position='rope'), marks=pytest.mark.slow),
+  ],
+  ids=str,
+)
+def test_a_tree_in_one_cache_finds_what_a_cache_for_each_hypothesis_does(model, monkeypatch):
+  """The caches grow twice; one row ends earlier."""
+  model, params = small_decoder(vocab=11, **model)
+  prompts = [np.array(p, np.int32) for p in ([5, 1, 7], [3], [8, 8, 4, 1, 9, 0])]
+  settings = dict(max_tokens=[12, 3, 12], eos=EOS, settings=BeamSearch(beams=4, penalty=Power(1.0)), room=3)
+  assert model.stack().supports_trees
+  tree = beam.search(model, params, prompts, **settings)
+  monkeypatch.setattr(Stack, 'supports_trees', False)
+  copies = beam.search(model, params, prompts, **settings)
+  for a, b in zip(tree, copies, strict=True):
+    assert [h.tokens.tolist() for h in a] == [h.tokens.tolist() for h in b]
+    assert_close([h.score for h in a], [h.score for h in b])
 
 
 def test_one_beam_is_greedy(tiny, prompts):

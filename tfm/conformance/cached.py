@@ -1,4 +1,4 @@
-"""Reading through a cache: in pieces, and in a row that joins another."""
+"""Reading through a cache: in pieces, in a row that joins another, and a tree of tokens."""
 
 import numpy as np
 
@@ -63,3 +63,23 @@ def require_joined_rows_read_as_alone(tiny, name):
   for i, of_row in enumerate(logits):
     require_same_logits(np.array(of_row), full[i, -len(of_row) :], name, f'read in row {i} beside others')
   assert len(logits[joined]) == LENGTH - prompt
+
+
+def require_trees_read_as_their_paths(tiny, name):
+  """Two continuations that stand side by side in one cache are read as each alone (`Context.lineage`)."""
+  start, end, slots = 5, 9, LENGTH + SLACK
+  positions, ones = np.broadcast_to(np.arange(LENGTH), TOKENS.shape), np.ones(TOKENS.shape, np.int32)
+  other = np.where(positions < start, TOKENS, np.roll(TOKENS, 1, 0))
+  assert (other[:, start] != TOKENS[:, start]).all()
+  full = [tiny(tokens, positions, ones, prefix=ones)[0] for tokens in (TOKENS, other)]
+  caches = tiny.model.init_caches(len(TOKENS), slots)
+  _, caches = tiny(TOKENS[:, :start], positions[:, :start], ones[:, :start], caches, 1)
+  lineage = np.zeros((len(TOKENS), 2, slots), bool)
+  lineage[:, :, :start] = True
+  for step, i in enumerate(range(start, end)):
+    for path in (0, 1):
+      lineage[:, path, start + 2 * step + path] = True
+    both = np.stack([TOKENS[:, i], other[:, i]], 1)
+    read, caches = tiny(both, np.full_like(both, i), np.ones_like(both), caches, 1, lineage.copy())
+    for path in (0, 1):
+      require_same_logits(read[:, path], full[path][:, i], name, f'read as path {path} of a tree of tokens')

@@ -11,8 +11,10 @@ from tfm.conformance.cached import (
   TOKENS,
   require_cached_equals_full,
   require_joined_rows_read_as_alone,
+  require_trees_read_as_their_paths,
 )
 from tfm.conformance.tiny import LENGTH, accepted
+from tfm.mixers.protocol import Mixer
 
 
 @pytest.mark.sampled(8)
@@ -46,3 +48,24 @@ def test_the_cache_keeps_its_form(mixer):
 )
 def test_a_row_that_joins_another_reads_on_as_alone(mixer):
   require_joined_rows_read_as_alone(accepted(**collect.surroundings(mixer)), mixer)
+
+
+def claims_trees(mixer):
+  return collect.variant('mixer', mixer).supports_trees not in (False, Mixer.supports_trees)
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize('mixer', [*filter(claims_trees, collect.specs('mixer'))])
+def test_a_tree_of_tokens_is_read_as_its_paths(mixer):
+  tiny = accepted(**collect.surroundings(mixer))
+  assert tiny.model.stack().supports_trees
+  require_trees_read_as_their_paths(tiny, mixer)
+
+
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize(
+  'position',
+  [text for text in collect.specs('position') if collect.variant('position', text).has_blockwise_bias],
+)
+def test_positions_place_the_tokens_of_a_tree(position):
+  require_trees_read_as_their_paths(accepted('softmax', position, 'causal'), position)

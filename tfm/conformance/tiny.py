@@ -106,9 +106,9 @@ class Tiny:
       lambda params, tokens, context, caches: self.model.apply({'params': params}, tokens, context, caches)
     )
 
-  def __call__(self, tokens, positions, segments, caches=None, prefix=PREFIX):
+  def __call__(self, tokens, positions, segments, caches=None, prefix=PREFIX, lineage=None):
     """Logits [B T V], and the caches where some were given."""
-    context = self.context(positions, segments, prefix)
+    context = self.context(positions, segments, prefix).replace(lineage=lineage)
     logits, caches = self.apply(self.params, jnp.asarray(tokens, jnp.int32), context, caches)
     return np.asarray(logits), caches
 

@@ -1,4 +1,10 @@
-"""Beam search: the hypotheses of highest score, on the caches of the decoding loop."""
+"""Beam search: the hypotheses of highest score, on the caches of the decoding loop.
+
+Where the layers support it, the hypotheses of a row are a tree of tokens in one cache: each step adds a token
+for each of them, and a hypothesis sees those that it descends from. So nothing is copied when hypotheses
+change places, and a prompt is read and kept once. Otherwise each hypothesis has caches of its own, which
+every step reorders.
+"""
 
 import dataclasses
 import functools
@@ -87,8 +93,8 @@ class BeamSearch:
       raise ValueError(f'stopping={self.stopping!r} is unknown; use one of {", ".join(STOPPING)}')
 
 
-# Initial room of the caches in tokens, doubled when full. Every step reorders the caches, so that small ones
-# are faster.
+# Initial room of the caches in tokens of a hypothesis, doubled when full. Every step reads or reorders all of
+# them, so that small ones are faster.
 INITIAL_ROOM = 31
 
 
@@ -97,7 +103,9 @@ class Beams:
   """The state of the search: K live hypotheses per row, and the K best ended ones.
 
   Attributes:
-    state: of the decoding loop, with B · K rows.
+    state: of the decoding loop, with B · K rows; of a tree, the caches have B.
+    lineage: of a tree: the cached tokens of each hypothesis; None: hypotheses have caches of their own.
+    first: of a tree: how many tokens of the cache the prompt takes.
     limits: the most new tokens of each row.
     step: number of new tokens.
     log_p, tokens: of live hypotheses; log_p is -inf for missing ones.
@@ -107,6 +115,8 @@ class Beams:
   """
 
   state: State
+  lineage: Bool[Array, 'B K S'] | None
+  first: Int[Array, '']
   limits: Int[Array, 'B']
   step: Int[Array, '']
   log_p: Float[Array, 'B K']
@@ -145,24 +155,29 @@ def search(  # more than six parameters: a model, prompts and the options of one
   for limit in (limits.min(initial=1), limits.max(initial=1)):
     validate_inputs(model, prompts, int(limit), sources)
   prompts = [np.asarray(prompt, np.int32) for prompt in prompts]
+  is_tree = model.stack().supports_trees
+  # The rows of a prompt in the caches, and the tokens that each of them reads in a step.
+  copies, width = (1, beams) if is_tree else (beams, 1)
   memory = None
   if sources is not None:
     memory = encode_sources(model, params, [np.asarray(source, np.int32) for source in sources])
-    memory = jax.tree.map(lambda x: jnp.repeat(x, beams, 0), memory)
+    memory = jax.tree.map(lambda x: jnp.repeat(x, copies, 0), memory)
   max_length = round_up(int(limits.max()), 16)
-  rows, step_limit = beams * round_up_rows(len(prompts)), min(room, max_length)
+  rows, step_limit = copies * round_up_rows(len(prompts)), min(room, max_length)
   plan = plan_prefill(model, prompts, has_memory=memory is not None, rows=rows)
-  repeated = [prompt for prompt in prompts for _ in range(beams)]
-  state = prefill(model, params, repeated, step_limit, plan, memory)
+  repeated = [prompt for prompt in prompts for _ in range(copies)]
+  state = prefill(model, params, repeated, width * step_limit, plan, memory)
+  first = sum(plan.widths)
   # Padding rows are done, whatever their limit.
-  search_state = init_beams(state, np.resize(limits, round_up_rows(len(prompts))), max_length)
+  padded_limits = np.resize(limits, round_up_rows(len(prompts)))
+  slots = round_up(first + width * step_limit, 16) if is_tree else None
+  search_state = init_beams(state, padded_limits, first, beams, max_length, slots)
   while True:
     search_state, is_unfinished = run_steps(model, params, search_state, step_limit, eos, settings)
     if not host_arrays.fetch(is_unfinished):
       break
     step_limit = min(2 * step_limit, max_length)
-    caches = grow_caches(model, search_state.state.caches, rows, round_up(sum(plan.widths) + step_limit, 16))
-    search_state = search_state.replace(state=search_state.state.replace(caches=caches))
+    search_state = grow_caches(model, search_state, rows, round_up(first + width * step_limit, 16))
   scores, tokens, lengths = host_arrays.fetch((search_state.scores, search_state.ended, search_state.lengths))
   if np.isnan(scores[: len(prompts)]).any():
     raise ValueError('the logits of the model are NaN; check its parameters')
@@ -172,14 +187,30 @@ def search(  # more than six parameters: a model, prompts and the options of one
   ]
 
 
-@functools.partial(jax.jit, static_argnums=2)
-def init_beams(state: State, limits: Int[Array, 'B'], max_length: int) -> Beams:
-  """The initial state: all hypotheses of a row are equal, so that only the first one is live."""
-  B, K = len(limits), len(state.done) // len(limits)
+@functools.partial(jax.jit, static_argnums=(3, 4, 5))
+def init_beams(
+  state: State, limits: Int[Array, 'B'], first: Int[Array, ''], beams: int, max_length: int, slots: int | None
+) -> Beams:
+  """The initial state: all hypotheses of a row are equal, so that only the first one is live.
+
+  Args:
+    slots: of a tree: the tokens that its caches have room for.
+  """
+  B, K = len(limits), beams
+  lineage = None
+  if slots is not None:
+    lineage = jnp.broadcast_to(jnp.arange(slots) < first, (B, K, slots))
+    state = state.replace(
+      tokens=jnp.repeat(state.tokens, K),
+      positions=jnp.repeat(state.positions, K),
+      done=jnp.repeat(state.done, K),
+    )
   log_p = jnp.where(state.done.reshape(B, K) | (jnp.arange(K) > 0)[None], -jnp.inf, 0.0)
   tokens = jnp.zeros((B, K, max_length), jnp.int32)
   return Beams(
     state,
+    lineage,
+    jnp.int32(first),
     limits,
     jnp.int32(0),
     log_p,
@@ -192,9 +223,14 @@ def init_beams(state: State, limits: Int[Array, 'B'], max_length: int) -> Beams:
 
 
 @functools.partial(jax.jit, static_argnums=(0, 2, 3))
-def grow_caches(model: Decoder, caches: PyTree, rows: int, length: int) -> PyTree:
-  """The caches with room for `length` tokens."""
-  return model.stack().grow_caches(caches, rows, length)
+def grow_caches(model: Decoder, search_state: Beams, rows: int, length: int) -> Beams:
+  """The state, whose caches have room for `length` tokens."""
+  caches = model.stack().grow_caches(search_state.state.caches, rows, length)
+  search_state = search_state.replace(state=search_state.state.replace(caches=caches))
+  if search_state.lineage is None:
+    return search_state
+  more = length - search_state.lineage.shape[-1]
+  return search_state.replace(lineage=jnp.pad(search_state.lineage, [(0, 0), (0, 0), (0, more)]))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 4, 5), donate_argnums=2)
@@ -209,7 +245,8 @@ def run_steps(
   """Runs the search up to step `step_limit`; returns its state and whether it is unfinished."""
   limits, penalty, stopping = search_state.limits, settings.penalty, settings.stopping
   K, B, V = settings.beams, len(limits), model.vocab
-  rows = jnp.arange(B)[:, None]
+  rows, is_tree = jnp.arange(B)[:, None], search_state.lineage is not None
+  width = K if is_tree else 1
 
   def is_unfinished(search_state):  # [B]
     worst = search_state.scores[:, -1]
@@ -225,9 +262,16 @@ def run_steps(
 
   def step(search_state):
     state, active = search_state.state, is_unfinished(search_state)
-    is_token = jnp.where(state.done, 0, 1)[:, None]
-    context = Context(state.positions[:, None], is_token, jnp.zeros_like(is_token))
-    logits, caches = model.apply({'params': params}, state.tokens[:, None], context, state.caches)
+    is_token = jnp.where(state.done, 0, 1)
+    tokens, positions, segments = (
+      x.reshape(B * K // width, width) for x in (state.tokens, state.positions, is_token)
+    )
+    lineage = search_state.lineage
+    if is_tree:  # each hypothesis also sees the token that it adds
+      own = search_state.first + search_state.step * K + jnp.arange(K)
+      lineage |= (jnp.arange(lineage.shape[-1])[None] == own[:, None])[None]
+    context = Context(positions, segments, jnp.zeros_like(segments), lineage=lineage)
+    logits, caches = model.apply({'params': params}, tokens, context, state.caches)
     log_p = search_state.log_p[:, :, None] + jax.nn.log_softmax(logits.reshape(B, K, V))
     has_nan = jnp.isnan(log_p).any()
     # At least K of these have not ended, since each live hypothesis has only one end.
@@ -247,10 +291,15 @@ def run_steps(
 
     log_p, best = jax.lax.top_k(jnp.where(ends, -jnp.inf, log_p), K)
     source, token = source[rows, best], token[rows, best]
-    caches = model.stack().reorder_caches(caches, (K * rows + source).reshape(-1))
-    state = State(caches, token.reshape(-1), state.positions + is_token[:, 0], state.done)
+    if is_tree:
+      lineage = lineage[rows, source]
+    else:
+      caches = model.stack().reorder_caches(caches, (K * rows + source).reshape(-1))
+    state = State(caches, token.reshape(-1), state.positions + is_token, state.done)
     return Beams(
       state,
+      lineage,
+      search_state.first,
       limits,
       search_state.step + 1,
       log_p,

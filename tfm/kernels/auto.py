@@ -20,6 +20,7 @@ class Auto(Kernel):
   """
 
   names_residuals = True
+  supports_trees = True
 
   def attend(self, q, k, v, inputs):
     reasons, why, platform = [], '', mesh.current_platform()

@@ -12,6 +12,8 @@ from tfm.parallel.sharding import shard
 class Dense(Kernel):
   """softmax(QKᵀ/√C + bias) V with the T × S matrix in memory (Vaswani et al. 2017, eq. 1)."""
 
+  supports_trees = True
+
   def attend(self, q, k, v, inputs):
     B, T, H, _ = q.shape
     S, K = k.shape[1:3]

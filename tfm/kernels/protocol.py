@@ -45,6 +45,8 @@ class AttentionInputs:
     bias: `(q, k, q_locations, k_locations) → logits [B K G T S]` or an array that broadcasts to it, a
       `Partial` likewise; or None.
     has_blockwise_bias: whether the bias may be computed block by block.
+    lineage: which keys a query may see, if mask and segments show them; None: all
+      (`tfm.mixers.protocol.Context.lineage`).
     mask: predicate on positions; layout: what the positions guarantee (`tfm.masks.protocol.LAYOUTS`).
     k_prefix: the prefix length of each key's document, for masks that require it.
     sinks: one learned logit per head, or None.
@@ -65,6 +67,7 @@ class AttentionInputs:
   sinks: Float[Array, 'H'] | None = None
   dropout_key: Array | None = None
   row_normalizer: Callable | None = None
+  lineage: Bool[Array, 'B T S'] | None = None
   mask: Callable = struct.field(pytree_node=False, kw_only=True)
   layout: str = struct.field(pytree_node=False, default='arbitrary')
   normalizer: str = struct.field(pytree_node=False, default='softmax')
@@ -103,6 +106,8 @@ class AttentionInputs:
     """Why a kernel that computes block by block rejects the inputs; None if it does not."""
     if self.row_normalizer is not None:
       return "the mixer needs whole rows of logits at once; use kernel='dense'"
+    if self.lineage is not None:
+      return "it supports no tree of tokens; use kernel='dense'"
     if self.bias is None or self.has_blockwise_bias:
       return None
     return "the bias of the position needs all keys of a row at once; use kernel='dense'"
@@ -130,7 +135,8 @@ class AttentionInputs:
     """Which key is visible to which query."""
     prefix = None if self.k_prefix is None else self.k_prefix[:, None, :]
     visible = self.mask.bind_prefix(prefix)(self.q_positions[:, :, None], self.k_positions[:, None, :])
-    return visible & same_document(self.q_segments, self.k_segments)
+    visible &= same_document(self.q_segments, self.k_segments)
+    return visible if self.lineage is None else visible & self.lineage
 
   def weights(
     self, q: Float[Array, 'B K G T C'], k: Float[Array, 'B K S C']
@@ -205,6 +211,7 @@ OPTIONAL_FEATURES = {
     lambda inputs: inputs.uses_dropout,
     'it supports no dropout that equals that of the other kernels',
   ),
+  'lineage': (lambda inputs: inputs.lineage is not None, 'it supports no tree of tokens'),
   'prefix': (lambda inputs: inputs.mask.required_fields, 'it compiles the mask, and a prefix is data'),
 }
 
@@ -262,11 +269,13 @@ class Kernel(abc.ABC):
     platforms: the JAX platforms on which it runs; () means all.
     names_residuals: whether `attend` gives its output, and what else its backward pass needs, the
       `CHECKPOINT_NAME`; otherwise the output alone gets it.
+    supports_trees: whether it computes attention with a `lineage`.
   """
 
   examples: ClassVar[tuple[str, ...]] = ()
   platforms: ClassVar[tuple[str, ...]] = ()
   names_residuals: ClassVar[bool] = False
+  supports_trees: ClassVar[bool] = False
 
   def __call__(
     self, q: Float[Array, 'B T H C'], k: Float[Array, 'B S K C'], v: Float[Array, 'B S K C2'], **inputs

@@ -118,6 +118,7 @@ class Attention(Mixer):
         queries |= keys
         if cache is not None:
           key_source = cache = cache.append(context, **keys)
+    lineage = context.lineage if memory is None else None
     if cache is not None:
       keys, layout = {name: cache[name] for name in cache.arrays}, cache.layout
     position_table = context.position_tables.get(position.table_key)
@@ -134,6 +135,7 @@ class Attention(Mixer):
       k_segments=key_source.segments,
       k_prefix=key_source.prefix,
       layout=layout,
+      lineage=lineage,
       dropout=self.dropout,
       dropout_key=self.make_rng('dropout') if context.train and self.dropout > 0 else None,
     )

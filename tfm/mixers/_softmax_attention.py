@@ -61,6 +61,13 @@ class SoftmaxAttention(Attention):
       )
 
   @property
+  def supports_trees(self):
+    # What travels with the keys besides may sum up the tokens of the cache, whoever's past they are.
+    plain = type(self).compute_features is Attention.compute_features
+    plain = plain and type(self).update_cache is Attention.update_cache
+    return plain and self.kernel.supports_trees and self.position.func.has_blockwise_bias
+
+  @property
   def head_value_width(self):
     return self.value_width or self.head_width
 

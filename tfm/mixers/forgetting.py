@@ -28,6 +28,7 @@ class Forgetting(SoftmaxAttention):
 
   examples = ('forgetting',)
   supports_cross_attention = False
+  supports_trees = False  # gates are summed up over the tokens of the cache
 
   @property
   def cached_shapes(self):

@@ -78,6 +78,10 @@ class Latent(Mixer):
       ) from error
 
   @property
+  def supports_trees(self):
+    return self.kernel.supports_trees and self.position.func.has_blockwise_bias
+
+  @property
   def position_width(self):
     return self.rope_width
 
@@ -126,6 +130,7 @@ class Latent(Mixer):
         k_segments=keys.segments,
         k_prefix=keys.prefix,
         layout=layout,
+        lineage=context.lineage,
         dropout=self.dropout,
         dropout_key=self.make_rng('dropout') if context.train and self.dropout > 0 else None,
       )

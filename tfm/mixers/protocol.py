@@ -10,7 +10,7 @@ from flax import struct
 
 from tfm.layers.canon import pass_through
 from tfm.layers.initializer import Factory, as_factory
-from tfm.shapes import Array, Float, Int, PyTree
+from tfm.shapes import Array, Bool, Float, Int, PyTree
 
 
 # The variable collections that hold attention weights, and the logits that they are normalized from.
@@ -28,6 +28,8 @@ class Context:
     prefix: the prefix length of each token's document, for masks that need it; None: unknown.
     position_tables: what each positional scheme computes once for all layers, such as T5's table of logits,
       by its `table_key`.
+    lineage: of a tree of tokens, alternatives of which each continues another past: which of a cache of S
+      tokens, the new ones included, each new token may see, if mask and segments show them; None: all.
     condition: a vector of each row on which the blocks are conditioned, such as a diffusion model's of time
       and class; None: there is none.
     train: whether dropout is on.
@@ -39,6 +41,7 @@ class Context:
   prefix: Int[Array, 'B T'] | None = None
   position_tables: Mapping[str, PyTree] = struct.field(default_factory=dict)
   condition: Float[Array, 'B D'] | None = None
+  lineage: Bool[Array, 'B T S'] | None = None
   train: bool = struct.field(pytree_node=False, default=False)
   layout: str = struct.field(pytree_node=False, default='arbitrary')
 
@@ -120,6 +123,11 @@ class Mixer(nn.Module):
 
   def validate(self) -> None:
     """Raises ValueError, before anything is compiled, for settings that the mixer does not support."""
+
+  @property
+  def supports_trees(self) -> bool:
+    """Whether it honours `Context.lineage`: a new token depends on cached ones only by attention to them."""
+    return False
 
   @property
   def position_width(self) -> int:

@@ -121,6 +121,11 @@ class Block(nn.Module):
     sow_hidden(self, 'output', x.sum(2) if axes else x)
     return x if stream is None else stream.replace(x=x), new_cache if cached else None
 
+  @property
+  def supports_trees(self) -> bool:
+    """Whether it honours `Context.lineage`."""
+    return not self.canon and not self.shares_keys and self.mixer().supports_trees
+
   @nn.nowrap
   def init_cache(self, batch: int, length: int) -> Any:
     """An empty cache for the mixer, for Canon layers, and for the keys and values of a memory."""

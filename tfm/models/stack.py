@@ -183,6 +183,11 @@ class Stack(nn.Module):
 
     return {name: stacked(group(blocks), repeats) for name, blocks, repeats in self.parts()}
 
+  @property
+  def supports_trees(self) -> bool:
+    """Whether alternative continuations of a row may share its caches, apart by `Context.lineage`."""
+    return all(block().supports_trees for block in self.pattern)
+
   @nn.nowrap
   def reorder_caches(self, caches: PyTree, rows: Int[Array, 'B']) -> PyTree:
     """Caches whose row i is row `rows[i]` of the given ones. Keys and values of a memory are not moved: rows
