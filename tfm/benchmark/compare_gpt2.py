@@ -1,9 +1,9 @@
 """Training and decoding speed beside PyTorch's GPT-2, in one run.
 
 A GPT-2-shaped model (6 layers, width 384, 6 heads, context 256, vocabulary 8192, float32, no dropout)
-trains with AdamW on batches of 16 rows, and decodes 224 tokens greedily after prompts of 32 with its
-key/value cache. tfm and PyTorch alternate; ratios are ratios of medians. Peak memory is the largest resident
-size of the process, imports included.
+trains with AdamW on batches of 16 rows, and decodes 224 tokens after prompts of 32 with its key/value cache,
+greedily and by beam search. tfm and PyTorch alternate; ratios are ratios of medians. Peak memory is the
+largest resident size of the process, imports included.
 """
 
 import importlib.util
@@ -20,8 +20,10 @@ from tfm.data.progress_bar import track
 
 MEASUREMENTS = {
   'training': ('training',),
-  'decoding 1 row': ('decoding', '1'),
-  'decoding 8 rows': ('decoding', '8'),
+  'decoding 1 row': ('decoding', '1', '1'),
+  'decoding 8 rows': ('decoding', '8', '1'),
+  'four beams, 1 row': ('decoding', '1', '4'),
+  'four beams, 8 rows': ('decoding', '8', '4'),
 }
 TFM, TORCH = 'tfm.benchmark.gpt2', 'tfm.benchmark.gpt2_torch'
 

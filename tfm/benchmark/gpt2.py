@@ -19,10 +19,10 @@ TRAINING = dict(batch_size=16, warmup=2, steps=6)
 DECODING = dict(prompt=32, new=224, rounds=3)
 
 
-def print_measurement(training: Callable[[], float], decoding: Callable[[int], float]) -> None:
-  """Measures `training` or `decoding ROWS`, as the command line says, and prints the result as JSON."""
-  task, *rows = sys.argv[1:]
-  rate = training() if task == 'training' else decoding(int(rows[0]))
+def print_measurement(training: Callable[[], float], decoding: Callable[[int, int], float]) -> None:
+  """Measures `training` or `decoding ROWS BEAMS`, as the command line says, and prints the result as JSON."""
+  task, *sizes = sys.argv[1:]
+  rate = training() if task == 'training' else decoding(*map(int, sizes))
   print(json.dumps(dict(tokens_per_second=rate, peak_memory_mib=peak_memory())))
 
 
@@ -93,14 +93,14 @@ def measure_training() -> float:
   return TRAINING['steps'] * size * length / (time.perf_counter() - start)
 
 
-def measure_decoding(batch: int) -> float:
-  """New tokens per second of greedy decoding with the key/value cache, prefill included."""
+def measure_decoding(batch: int, beams: int) -> float:
+  """New tokens of all rows per second, with the key/value cache, prefill included; one beam: greedy."""
   import flax.linen as nn
   import jax
   import numpy as np
 
   from tfm.config.assemble import Experiment
-  from tfm.decoding import loop
+  from tfm.decoding import beam, loop
   from tfm.decoding.sampling import Sampling
   from tfm.decoding.unroll_layers import unroll_layers
   from tfm.training import state as states
@@ -113,6 +113,10 @@ def measure_decoding(batch: int) -> float:
   prompts = np.random.default_rng(0).integers(0, SHAPE['vocab'], (batch, DECODING['prompt']))
 
   def generate():
+    if beams > 1:
+      settings = beam.BeamSearch(beams, beam.Power(1.0), 'likely')  # those of transformers
+      rows = beam.search(model, params, list(prompts), max_tokens=DECODING['new'], eos=-1, settings=settings)
+      return [hypotheses[0].tokens for hypotheses in rows]
     return loop.generate_all(
       model, params, list(prompts), max_tokens=DECODING['new'], eos=None, sampling=Sampling(temperature=0.0)
     )

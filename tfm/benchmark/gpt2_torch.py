@@ -50,8 +50,8 @@ def measure_training() -> float:
   return TRAINING['steps'] * tokens.numel() / (time.perf_counter() - start)
 
 
-def measure_decoding(batch: int) -> float:
-  """New tokens per second of `generate`, greedy, with its key/value cache."""
+def measure_decoding(batch: int, beams: int) -> float:
+  """New tokens of all rows per second of `generate`, with its key/value cache; one beam: greedy."""
   import torch
 
   model = make_gpt2().eval()
@@ -62,6 +62,7 @@ def measure_decoding(batch: int) -> float:
       prompt,
       attention_mask=torch.ones_like(prompt),
       do_sample=False,
+      num_beams=beams,
       use_cache=True,
       pad_token_id=0,
       eos_token_id=None,
