@@ -2,8 +2,8 @@
 
 Where the layers support it, the hypotheses of a row are a tree of tokens in one cache: each step adds a token
 for each of them, and a hypothesis sees those that it descends from. So nothing is copied when hypotheses
-change places, and a prompt is read and kept once. Otherwise each hypothesis has caches of its own, which
-every step reorders.
+change places, and a prompt is read and kept once; now and then, tokens without descendants are removed.
+Otherwise each hypothesis has caches of its own, which every step reorders.
 """
 
 import dataclasses
@@ -93,9 +93,9 @@ class BeamSearch:
       raise ValueError(f'stopping={self.stopping!r} is unknown; use one of {", ".join(STOPPING)}')
 
 
-# Initial room of the caches in tokens of a hypothesis, doubled when full. Every step reads or reorders all of
-# them, so that small ones are faster.
-INITIAL_ROOM = 31
+# Room of the caches for new tokens of a hypothesis. When it is full a tree is pruned and gets as much again;
+# caches of each hypothesis are doubled. Every step reads or reorders them, so that small ones are faster.
+INITIAL_ROOM = 15
 
 
 @struct.dataclass
@@ -105,7 +105,7 @@ class Beams:
   Attributes:
     state: of the decoding loop, with B · K rows; of a tree, the caches have B.
     lineage: of a tree: the cached tokens of each hypothesis; None: hypotheses have caches of their own.
-    first: of a tree: how many tokens of the cache the prompt takes.
+    first: of a tree: the slot that follows the tokens of earlier steps, less the steps times K.
     limits: the most new tokens of each row.
     step: number of new tokens.
     log_p, tokens: of live hypotheses; log_p is -inf for missing ones.
@@ -146,7 +146,7 @@ def search(  # more than six parameters: a model, prompts and the options of one
   Args:
     max_tokens: for all rows, or one number per row.
     sources: as in `loop.generate`.
-    room: initial room of the caches in tokens.
+    room: of the caches, for new tokens of a hypothesis.
 
   Raises:
     ValueError: as `loop.validate_inputs`, and for logits that are NaN.
@@ -176,8 +176,14 @@ def search(  # more than six parameters: a model, prompts and the options of one
     search_state, is_unfinished = run_steps(model, params, search_state, step_limit, eos, settings)
     if not host_arrays.fetch(is_unfinished):
       break
-    step_limit = min(2 * step_limit, max_length)
-    search_state = grow_caches(model, search_state, rows, round_up(first + width * step_limit, 16))
+    if is_tree:
+      steps = min(room, max_length - step_limit)
+      used = int(host_arrays.fetch(count_ancestors(search_state)))
+      search_state = prune(model, search_state, rows, used, round_up(used + width * steps, 16))
+      step_limit += steps
+    else:
+      step_limit = min(2 * step_limit, max_length)
+      search_state = grow_caches(model, search_state, rows, round_up(first + step_limit, 16))
   scores, tokens, lengths = host_arrays.fetch((search_state.scores, search_state.ended, search_state.lengths))
   if np.isnan(scores[: len(prompts)]).any():
     raise ValueError('the logits of the model are NaN; check its parameters')
@@ -226,11 +232,31 @@ def init_beams(
 def grow_caches(model: Decoder, search_state: Beams, rows: int, length: int) -> Beams:
   """The state, whose caches have room for `length` tokens."""
   caches = model.stack().grow_caches(search_state.state.caches, rows, length)
-  search_state = search_state.replace(state=search_state.state.replace(caches=caches))
-  if search_state.lineage is None:
-    return search_state
-  more = length - search_state.lineage.shape[-1]
-  return search_state.replace(lineage=jnp.pad(search_state.lineage, [(0, 0), (0, 0), (0, more)]))
+  return search_state.replace(state=search_state.state.replace(caches=caches))
+
+
+@jax.jit
+def count_ancestors(search_state: Beams) -> Int[Array, '']:
+  """The most tokens in the tree of a row that a live hypothesis descends from."""
+  return search_state.lineage.any(1).sum(-1).max()
+
+
+@functools.partial(jax.jit, static_argnums=(0, 2, 4))
+def prune(model: Decoder, search_state: Beams, rows: int, used: Int[Array, ''], length: int) -> Beams:
+  """The state without the tokens from which no live hypothesis descends: the others fill the first `used`
+  slots of caches with room for `length` tokens.
+  """
+  lineage, stack = search_state.lineage, model.stack()
+  caches = stack.grow_caches(search_state.state.caches, rows, max(length, lineage.shape[-1]))
+  slots = jnp.argsort(~lineage.any(1), axis=-1, stable=True)[:, :length]
+  slots = jnp.pad(slots, [(0, 0), (0, length - slots.shape[-1])], constant_values=lineage.shape[-1])
+  kept = jnp.take_along_axis(lineage, slots[:, None], -1, mode='fill', fill_value=False)
+  caches = stack.select_slots(caches, slots, used)
+  return search_state.replace(
+    state=search_state.state.replace(caches=caches),
+    lineage=kept,
+    first=used - search_state.step * lineage.shape[1],
+  )
 
 
 @functools.partial(jax.jit, static_argnums=(0, 4, 5), donate_argnums=2)

@@ -230,6 +230,21 @@ class Stack(nn.Module):
     return map_own_caches(move, caches, one, two, longer)
 
   @nn.nowrap
+  def select_slots(self, caches: PyTree, slots: Int[Array, 'B S'], filled: Int[Array, '']) -> PyTree:
+    """Caches that hold the tokens of these slots of each row in this order; the next one comes to `filled`."""
+    one, two, longer = (jax.eval_shape(lambda s=s: self.init_caches(*s)) for s in ((1, 1), (2, 1), (1, 2)))
+
+    def select(x, a, b, c):
+      if not (rows := unequal_axes(a, b)):
+        return jnp.full_like(x, filled)
+      (length,) = unequal_axes(a, c)
+      shape = [1] * x.ndim
+      shape[rows[0]], shape[length] = slots.shape
+      return jnp.take_along_axis(x, slots.reshape(shape), length, mode='clip')
+
+    return map_own_caches(select, caches, one, two, longer)
+
+  @nn.nowrap
   def by_layer(self, tree: PyTree) -> list[PyTree]:
     """The subtree of each block, in order, of a tree in the structure of the stack, such as caches; None if
     the tree has none for a block.
