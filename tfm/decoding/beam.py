@@ -95,7 +95,7 @@ class BeamSearch:
 
 # Room of the caches for new tokens of a hypothesis. When it is full a tree is pruned and gets as much again;
 # caches of each hypothesis are doubled. Every step reads or reorders them, so that small ones are faster.
-INITIAL_ROOM = 15
+INITIAL_ROOM = 31
 
 
 @struct.dataclass
@@ -179,7 +179,8 @@ def search(  # more than six parameters: a model, prompts and the options of one
     if is_tree:
       steps = min(room, max_length - step_limit)
       used = int(host_arrays.fetch(count_ancestors(search_state)))
-      search_state = prune(model, search_state, rows, used, round_up(used + width * steps, 16))
+      # Few sizes, as each is compiled.
+      search_state = prune(model, search_state, rows, used, round_up(used + width * steps, 64))
       step_limit += steps
     else:
       step_limit = min(2 * step_limit, max_length)

@@ -231,7 +231,7 @@ class Stack(nn.Module):
 
   @nn.nowrap
   def select_slots(self, caches: PyTree, slots: Int[Array, 'B S'], filled: Int[Array, '']) -> PyTree:
-    """Caches that hold the tokens of these slots of each row in this order; the next one comes to `filled`."""
+    """Caches of the tokens in these slots of each row, in this order; the next one comes to `filled`."""
     one, two, longer = (jax.eval_shape(lambda s=s: self.init_caches(*s)) for s in ((1, 1), (2, 1), (1, 2)))
 
     def select(x, a, b, c):
