@@ -1,4 +1,4 @@
-"""A student of half the depth: alone, taught, or taught from a start in its teacher's layers.
+"""A student of half the depth: alone or taught, from random values or from its teacher's layers.
 
 Question:  Does a decoder of half the depth learn more from its teacher's predictions than from the text
            alone, and does it matter whether it starts from every other layer of its teacher?
@@ -42,6 +42,7 @@ def get_study(arg: str = '') -> Study:
   config.optimizer.warmup = 50
   config.training.update(steps=500, batch_size=8, evaluate_every=100)
   taught = {'objective': f'distillation({teacher!r}, temperature=2.0, alpha=0.5)'}
+  from_layers = {'init_from': teacher, 'init_layers': (0, 2)}
   return Study(
     question='Does a decoder of half the depth learn more from its teacher than from the text alone?',
     literature=(
@@ -54,7 +55,8 @@ def get_study(arg: str = '') -> Study:
     arms={
       'alone': {},
       'taught': taught,
-      'taught from its layers': taught | {'init_from': teacher, 'init_layers': (0, 2)},
+      'from its layers': from_layers,
+      'taught from its layers': taught | from_layers,
     },
     seeds=4,
     learning_rates=(2e-3, 4e-3, 8e-3),

@@ -10,6 +10,9 @@ from tfm import variant_folders
 from tfm.commands import check, cli
 
 
+pytestmark = pytest.mark.rotated(2)
+
+
 MASK = '''"""Every nth token."""
 
 import dataclasses

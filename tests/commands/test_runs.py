@@ -135,6 +135,7 @@ NEW = (
 )
 
 
+@pytest.mark.slow
 def test_watch_follows_a_run_on_a_terminal(tmp_path, tiny, monkeypatch):
   monkeypatch.setattr(watch, 'PERIOD', 0.2)  # each row stays for longer than the bar waits to be drawn
   rows = [(step, 'train', dict(loss=6.0, step_seconds=0.5)) for step in (1, 2)]

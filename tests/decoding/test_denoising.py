@@ -131,6 +131,7 @@ def apply(model, params, x, time, classes):
   return jax.jit(model.apply)({'params': params}, *model.arguments(x, jnp.full(2, time), classes))[0]
 
 
+@pytest.mark.slow
 def test_an_image_does_not_depend_on_the_others(built):
   model, params = built
   objective = Diffusion(0, 'contiguous', 0, classes=10, schedule='straight', prediction='flow')

@@ -52,7 +52,7 @@ def mark_rest_slow(names):
   return [pytest.param(name, marks=[] if name in COMMON else [pytest.mark.slow]) for name in names]
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
   'name, config',
   [

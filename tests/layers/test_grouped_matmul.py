@@ -46,7 +46,7 @@ def expected(x, kernels, sizes, dy):
   return y, dx, dw
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize('M, sizes', SIZES, ids=str)
 def test_products_and_gradients_equal_those_of_each_group(M, sizes):
   x, kernels, dy = draw(M, len(sizes))

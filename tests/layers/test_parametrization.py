@@ -80,6 +80,7 @@ def logits(built, TOKENS):
   return built.apply(built.init(jax.random.key(0)), TOKENS)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize('tied', [True, False])
 def test_at_the_base_width_nothing_changes(tied):
   plain, same = (

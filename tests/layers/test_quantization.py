@@ -92,6 +92,7 @@ def test_gradients_pass_straight_through(arrays, quantization):
     np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize('spec', ['int8', 'int8(weights_only=True)', 'int4(group=8)', 'bitnet'])
 def test_a_model_multiplies_integers(tiny, spec):
   _, model, params = built(tiny, **{'model.quantization': spec})
@@ -137,7 +138,7 @@ def test_a_run_trained_in_integers_evaluates_as_before_when_they_are_stored(trai
   assert cli.main(['generate', f'--workdir={folder}', '--prompt=Now', '--max_tokens=4']) == 0
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(0)
 @pytest.mark.parametrize(
   'spec',
   [
@@ -152,6 +153,7 @@ def test_a_run_is_quantized_after_training(tiny, tmp_path, spec):
   assert losses[0] != losses[1] and abs(losses[1] - losses[0]) < 0.02, losses
 
 
+@pytest.mark.slow
 def test_stored_integers_are_exported(trained, tmp_path, capsys):
   for spec in ('int8', 'int4(group=8)'):
     flags = f'--workdir={trained}', f'--to={tmp_path / spec}', f'--quantization={spec}'

@@ -72,6 +72,7 @@ CASES = [
 ]
 
 
+@pytest.mark.sampled(14)
 @pytest.mark.parametrize('pieces', [None, (1, 3, 1, 4, 1)], ids=['whole', 'cached'])
 @pytest.mark.parametrize('text, model, forward', CASES, ids=lambda x: str(x) if isinstance(x, str) else '')
 def test_formula(text, model, forward, pieces):

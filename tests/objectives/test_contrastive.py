@@ -184,6 +184,7 @@ def test_an_image_is_embedded_by_its_class_token(model, params):
   np.testing.assert_allclose(embedded, expected / np.linalg.norm(expected, axis=1)[:, None], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_order_of_the_pairs_does_not_matter_and_the_pairing_does(model, params):
   batch, order = make_batch(seed=0), np.random.default_rng(1).permutation(14).tolist() + [14, 15]
   loss = jax.jit(lambda batch: OBJECTIVE(model, params, batch, None)[0])

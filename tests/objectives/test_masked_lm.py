@@ -182,6 +182,7 @@ def test_loss(chunk):
   np.testing.assert_allclose(sums['next_sentence_loss'] / sums['tokens'], first, rtol=2e-5)
 
 
+@pytest.mark.slow
 def test_dropout_is_drawn_from_the_key_and_is_off_without_one():
   config = test_encoder.config('masked_lm', 'concat', dropout=dict(residual=0.5))  # no classifier
   objective = Experiment(config).objective

@@ -13,6 +13,9 @@ from tfm.parallel import mesh as meshes
 from tfm.parallel import sequence_parallelism, sharding
 
 
+pytestmark = pytest.mark.rotated(2)
+
+
 MIXERS = {
   'softmax': 'rope',
   'forgetting': 'none',

@@ -115,6 +115,7 @@ def test_translations_are_those_of_generate(translator, tmp_path):
     assert alone.choices[0].text == expected[2] and alone.usage.prompt_tokens == 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'kind, path, fields, sentence',
   [

@@ -21,6 +21,9 @@ from tfm.studies.study import Study, compare_within, load_study, product, select
 from tfm.training.step import train_step
 
 
+pytestmark = pytest.mark.rotated(2)
+
+
 BASE = dict(
   data=dict(source='stdlib', tokenizer='bytes', length=32),
   model=dict(layers=2, width=64, heads=4),

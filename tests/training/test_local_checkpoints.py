@@ -23,6 +23,9 @@ from tfm.training.reporters import Report
 from tfm.training.state import State
 
 
+pytestmark = pytest.mark.rotated(2)
+
+
 class Died(Exception):
   """What ends a run in the middle of a step."""
 

@@ -13,6 +13,9 @@ from tfm.runs import train
 from tfm.training import metrics
 
 
+pytestmark = pytest.mark.rotated(2)
+
+
 MESH = {'mesh.data': 2, 'mesh.fsdp': 4}
 CONSTANT = {'optimizer.schedule': 'constant'}
 

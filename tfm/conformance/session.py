@@ -11,6 +11,7 @@ import os
 import pathlib
 import re
 import subprocess
+import zlib
 
 import pytest
 
@@ -116,13 +117,15 @@ def sample_cases(items: list[pytest.Item]) -> None:
 
 
 def rotate_tests(items: list[pytest.Item], day: int) -> None:
-  """Of the slow tests of a file that are marked `rotated(n)`, every nth runs: others today than tomorrow."""
+  """Of the slow tests of a file that are marked `rotated(n)`, every nth runs: others today than tomorrow, and
+  from another one on in each file.
+  """
   files = collections.defaultdict(list)
   for item in items:
     if item.get_closest_marker('rotated') and item.get_closest_marker('slow'):
       files[item.path].append(item)
-  for tests in files.values():
-    for i, item in enumerate(tests):
+  for path, tests in files.items():
+    for i, item in enumerate(tests, zlib.crc32(path.name.encode())):
       if (i + day) % item.get_closest_marker('rotated').args[0]:
         item.add_marker('exhaustive')
 

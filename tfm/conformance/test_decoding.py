@@ -42,7 +42,7 @@ def test_the_cache_keeps_its_form(mixer):
   assert form[0] == form[1]
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
   'mixer', [text for text in collect.specs('mixer') if collect.variant('mixer', text).supports_decoding]
 )

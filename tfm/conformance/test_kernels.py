@@ -316,7 +316,7 @@ def test_a_query_that_sees_nothing_gets_zeros_and_gives_none(text):
   assert not out.any() and not any(np.any(g) for g in jax.tree.leaves(gradients))
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize('name', ['packed', 'bias', 'multi-query window', 'few queries'])
 @pytest.mark.parametrize('text', KERNELS)
 def test_the_order_of_keys_does_not_matter(text, name):

@@ -298,6 +298,7 @@ def test_valid_symbols_of_a_run_by_a_loop(tiny, tmp_path):
   assert 0 < found['valid_symbols'] < 1
 
 
+@pytest.mark.slow
 def test_valid_symbols_requires_languages_and_whole_symbols(run, tiny, tmp_path):
   with pytest.raises(ValueError, match='needs a run that trains on languages, and config.data.source='):
     build_measure('valid_symbols').prepare(run)

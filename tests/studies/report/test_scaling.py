@@ -37,6 +37,7 @@ def study_results():
   return made
 
 
+@pytest.mark.slow
 def test_answer_is_what_was_planted(study_results, tmp_path):
   """At the smallest compute a FLOP of alibi is worth 0.9^-4 = 1.52 of rope, at 100 times as much 0.61."""
   answer = sentences.answer_question(study_results, rank_arms(study_results))

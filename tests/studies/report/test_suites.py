@@ -20,6 +20,7 @@ def study_results():
   return results(shifts, base='rope + copy', against=against, tasks=[*TASKS], match=None)
 
 
+@pytest.mark.slow
 def test_answer_is_what_was_planted(study_results, tmp_path):
   answer = sentences.answer_question(study_results, rank_arms(study_results))
   assert answer.startswith('Over 3 tasks alibi has the best interquartile mean of loss, 1.')
