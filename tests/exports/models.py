@@ -37,11 +37,18 @@ MODELS = {
     data=dict(source='digits', packing='each', length=17),
   ),
 }
+# What other tests export; tied embeddings of random values repeat one token.
+MORE_MODELS = {
+  'encoder-decoder of untied embeddings': MODELS['encoder-decoder']
+  | dict(model=SIZES | dict(architecture='encoder_decoder', position='rope', tie_embeddings=False)),
+  'decoder of short convolutions': dict(model=SIZES | dict(mixer='short_convolution', position='none')),
+  'mamba': dict(model=SIZES | dict(mixer='mamba', position='none')),
+}
 
 
 def make_run(name):
   """A run of a model, with parameters large enough that errors show."""
-  fields = dict(MODELS[name])
+  fields = dict((MODELS | MORE_MODELS)[name])
   fields['data'] = dict(length=LENGTH) | fields.get('data', {})
   built = build(fields, vocab=None if name == 'vision' else VOCAB)
   params, key = built.init(jax.random.key(0)), jax.random.key(1)
@@ -57,7 +64,7 @@ def random_inputs(name, rows=3):
     return dict(images=draw.standard_normal((rows, 8, 8, 1)).astype(np.float32))
   tokens, source = (draw.integers(0, VOCAB, (rows, size)).astype(np.int32) for size in (9, 11))
   inputs, masked = dict(tokens=tokens), tokens
-  if name == 'encoder-decoder':
+  if name.startswith('encoder-decoder'):
     inputs, masked = inputs | dict(source=source), source
   if 'decoder' != name.split()[0]:
     inputs['mask'] = np.ones_like(masked)

@@ -1,6 +1,7 @@
 """What is exported computes what the model computes, in processes that do not know this package."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -67,6 +68,35 @@ def test_a_model_without_symbolic_sizes_is_refused_and_exported_for_fixed_ones(t
   program = jax.export.deserialize((tmp_path / 'fixed' / 'model.stablehlo').read_bytes())
   inputs = random_inputs('decoder')
   assert_alike(program.call(inputs['tokens']), expected_outputs(run, inputs))
+
+
+def test_a_program_with_a_cache_reads_a_row_in_pieces(tmp_path):
+  run, tokens, folder = make_run('decoder'), random_inputs('decoder')['tokens'], tmp_path / 'steps'
+  export(run, 'stablehlo(batch=3, cache=16)', folder)
+  program = jax.export.deserialize((folder / 'model.stablehlo').read_bytes())
+  described = json.loads((folder / 'export.json').read_text('utf-8'))['inputs']
+  shapes, empty = {one['name']: one['shape'] for one in described}, load_file(folder / 'cache.safetensors')
+  cache, logits = {name: np.broadcast_to(empty[name], shapes[name]) for name in shapes if name in empty}, []
+  for piece in np.split(np.arange(9, dtype=np.int32), [5, 6]):
+    positions = np.broadcast_to(piece, (3, len(piece)))
+    outputs = program.call(tokens[:, piece], positions, np.ones_like(positions), *cache.values())
+    cache = {name: outputs[f'new_{name}'] for name in cache}
+    logits.append(outputs['logits'])
+  assert_alike(dict(logits=np.concatenate(logits, 1)), expected_outputs(run, random_inputs('decoder')))
+
+
+@pytest.mark.parametrize(
+  'name, message',
+  [
+    ('encoder', "cache=16 is for decoders, and config.model.architecture='encoder'; leave it out"),
+    ('prefix', 'sees a prefix whole, so that a text cannot be read in steps; leave out cache'),
+  ],
+)
+def test_a_cache_of_what_is_not_read_in_steps_is_refused(name, message, tmp_path, monkeypatch):
+  prefix = dict(model=SIZES | dict(mask='prefix'), objective='prefix_lm')
+  monkeypatch.setitem(MODELS, 'prefix', prefix)
+  with pytest.raises(ValueError, match=re.escape(message)):
+    export(make_run(name), 'stablehlo(cache=16)', tmp_path / 'steps')
 
 
 def test_safetensors_has_the_parameters_by_their_paths(tmp_path):

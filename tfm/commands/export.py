@@ -3,12 +3,13 @@
   tfm export --workdir=runs/gpt2 --to=models/mine
   tfm export --workdir=runs/lm --family=gpt2 --to=models/mine
   tfm export --workdir=runs/lm --format=stablehlo --to=models/program
-  tfm export --workdir=runs/lm --format='onnx(length=128)' --to=models/graph
+  tfm export --workdir=runs/lm --format='onnx(cache=128)' --to=models/graph
 
 huggingface writes a published checkpoint, config.json and model.safetensors: an imported run as its family;
 set --family for other runs. The export fails with the first config field that the family does not support.
 The tokenizer of an imported run is copied. stablehlo writes a program that JAX runs without tfm, onnx a graph
-for ONNX Runtime, safetensors the parameters by their names.
+for ONNX Runtime, safetensors the parameters by their names. With cache=N a call reads the next tokens of rows
+of up to N, for decoding.
 
 --config.mesh.fsdp=-1 divides the parameters among all devices, also among those of several processes, which
 write huggingface together, as in `tfm train`; one tensor at a time is gathered and written.
@@ -37,7 +38,7 @@ def arguments(parser):
     '--format',
     default='huggingface',
     metavar='SPEC',
-    help='huggingface, stablehlo(batch, length, weights), onnx(batch, length), safetensors '
+    help='huggingface, stablehlo(batch, length, cache, weights), onnx(batch, length, cache), safetensors '
     '(default: huggingface)',
   )
   add(

@@ -3,11 +3,13 @@
 import dataclasses
 import json
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import safetensors.numpy
+from jax import export
 
 from tfm.decoding.unroll_layers import unroll_encoder, unroll_layers
 from tfm.errors import require
@@ -16,10 +18,18 @@ from tfm.kernels.dense import Dense
 from tfm.layers.lora import merge_adapters
 from tfm.mixers.protocol import Context
 from tfm.models import flops
+from tfm.models.decoder import Decoder
 from tfm.models.encoder_decoder import EncoderDecoder
 from tfm.runs.init_from import leaves_by_path
 from tfm.runs.load import Run
-from tfm.shapes import Array, Float, Int, PyTree
+from tfm.shapes import Array, Int, PyTree
+
+
+CACHE_FILE = 'cache.safetensors'
+LENGTH = 'length'
+NEW = 'new_'
+# What JAX raises for a model that it cannot trace with symbolic sizes.
+UNTRACEABLE = TypeError, ValueError, NotImplementedError, jax.errors.InconclusiveDimensionOperation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,33 +43,52 @@ class Input:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Forward:
-  """Logits of rows of one document each, from position 0.
+  """Logits of rows of one document each, from position 0; with a cache, of the tokens that follow those read.
 
   Attributes:
     params: in host memory; adapters are merged.
     inputs: what the function takes besides them. Masks are 1 at tokens and 0 at padding.
-    compute: (params, *inputs) → logits by name.
+    compute: (params, *inputs) → logits by name, and what the cache becomes.
+    cache: the arrays of an empty cache of one row, by the names of their inputs; what `x` becomes is the
+      output `new_x`. {}: no cache.
+    room: how many tokens a row of the cache has room for.
   """
 
   params: PyTree
   inputs: tuple[Input, ...]
-  compute: Callable[..., dict[str, Float[Array, 'B ...']]]
+  compute: Callable[..., dict[str, Array]]
+  cache: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+  room: int = 0
 
   @property
   def output_names(self) -> list[str]:
-    """The names of the logits."""
+    """The names of the logits, then those of the cache."""
     inputs = [
       jax.ShapeDtypeStruct([1 if isinstance(size, str) else size for size in one.shape], one.dtype)
       for one in self.inputs
     ]
-    return sorted(jax.eval_shape(self.compute, self.params, *inputs))
+    names = jax.eval_shape(self.compute, self.params, *inputs)
+    return sorted(names, key=lambda name: (name.startswith(NEW), name))
+
+  def symbolic_inputs(self) -> list[jax.ShapeDtypeStruct]:
+    """The inputs, to trace the function with; a dimension that is a name is symbolic."""
+    bounds = [f'{LENGTH} <= {self.room}'] if self.room else []
+    scope = export.SymbolicScope(bounds)
+    return [
+      jax.ShapeDtypeStruct(export.symbolic_shape(', '.join(map(str, one.shape)), scope=scope), one.dtype)
+      for one in self.inputs
+    ]
 
 
-def build_forward(run: Run, batch: int = 0, length: int = 0) -> Forward:
+def build_forward(run: Run, batch: int = 0, length: int = 0, cache: int = 0) -> Forward:
   """The function of a run's model, with the dense kernel.
 
   Args:
     batch, length: the sizes of its inputs; 0: any.
+    cache: how many tokens of a row a cache has room for; 0: there is none, and inputs are whole rows.
+
+  Raises:
+    ValueError: for an architecture that this form cannot hold, and a cache of what is no decoder.
   """
   architecture = run.config.model.architecture
   require(
@@ -72,12 +101,16 @@ def build_forward(run: Run, batch: int = 0, length: int = 0) -> Forward:
     'a sampler calls a diffusion model many times, and this format has one call; use safetensors, which has '
     'the parameters',
   )
+  require(
+    not cache or architecture == 'decoder',
+    f'cache={cache} is for decoders, and config.model.architecture={architecture!r}; leave it out',
+  )
   model, params = flops.with_kernel(run.model, Dense()), jax.device_get(merge_adapters(run.params))
   model, params = unroll_layers(model, params)
   if isinstance(model, EncoderDecoder):
     model, params = unroll_encoder(model, params)
   params = jax.device_get(params)
-  rows, tokens, sources = batch or 'batch', length or 'length', length or 'source_length'
+  rows, tokens, sources = batch or 'batch', length or LENGTH, length or 'source_length'
 
   def text(name, size):
     return Input(name, (rows, size), 'int32')
@@ -98,6 +131,8 @@ def build_forward(run: Run, batch: int = 0, length: int = 0) -> Forward:
   def see(params, images):
     return apply(params, *model.arguments(images))
 
+  if cache:
+    return build_step(model, params, rows, tokens, cache)
   shape = run.experiment.source.image_shape
   if shape:
     return Forward(params, (Input('images', (rows, *shape), 'float32'),), see)
@@ -108,6 +143,37 @@ def build_forward(run: Run, batch: int = 0, length: int = 0) -> Forward:
   }
   compute, *inputs = functions[run.config.model.architecture]
   return Forward(params, tuple(inputs), compute)
+
+
+def build_step(model: Decoder, params: PyTree, rows: int | str, tokens: int | str, room: int) -> Forward:
+  """A step of decoding: (params, tokens, positions, mask, *cache) → logits and the cache with these tokens.
+
+  Rows of unequal length are padded on the left.
+  """
+  require(
+    'prefix' not in model.required_fields,
+    'the mask of this model sees a prefix whole, so that a text cannot be read in steps; leave out cache',
+  )
+  one, two = (jax.eval_shape(lambda n=n: model.init_caches(n, room)) for n in (1, 2))
+  structure = jax.tree.structure(one)
+  empty = {
+    'cache/' + jax.tree_util.keystr(path, simple=True, separator='/'): np.asarray(x)
+    for path, x in jax.tree_util.tree_leaves_with_path(model.init_caches(1, room))
+  }
+
+  def step(params, tokens, positions, mask, *cache):
+    caches = jax.tree.unflatten(structure, cache)
+    context = Context(positions, mask, jnp.zeros_like(mask))
+    params = jax.tree.map(jnp.asarray, params)
+    logits, caches = model.apply({'params': params}, tokens, context, caches)
+    new = zip(empty, jax.tree.leaves(caches), strict=True)
+    return dict(logits=logits) | {NEW + name: x for name, x in new}
+
+  inputs = [Input(name, (rows, tokens), 'int32') for name in ('tokens', 'positions', 'mask')]
+  for name, a, b in zip(empty, jax.tree.leaves(one), jax.tree.leaves(two), strict=True):
+    shape = tuple(rows if m != n else m for m, n in zip(a.shape, b.shape))
+    inputs.append(Input(name, shape, a.dtype.name))
+  return Forward(params, tuple(inputs), step, empty, room)
 
 
 def rows_context(mask: Int[Array, 'B T']) -> Context:
@@ -131,8 +197,10 @@ def save_params(folder: pathlib.Path, params: PyTree) -> int:
   return len(leaves)
 
 
-def save_description(folder: pathlib.Path, run: Run, forward: Forward, **more: object) -> None:
-  """Writes export.json: the inputs, the step of the run, its tokenizers, and what else is given."""
+def save_description(folder: pathlib.Path, run: Run, forward: Forward, **more: object) -> str:
+  """Writes export.json: the inputs, the step of the run, its tokenizers, and what else is given; and
+  cache.safetensors, the empty cache of one row, if there is a cache. Returns the files' names.
+  """
   tokenizers = {
     name: one.state() if one else None
     for name, one in dict(tokenizer=run.tokenizer, source_tokenizer=run.source_tokenizer).items()
@@ -141,3 +209,7 @@ def save_description(folder: pathlib.Path, run: Run, forward: Forward, **more: o
     inputs=[dataclasses.asdict(one) for one in forward.inputs], step=run.step, **tokenizers, **more
   )
   (folder / 'export.json').write_text(json.dumps(fields, indent=2) + '\n', encoding='utf-8')
+  if not forward.cache:
+    return 'export.json'
+  (folder / CACHE_FILE).write_bytes(safetensors.numpy.save(dict(forward.cache)))
+  return f'export.json and {CACHE_FILE}'

@@ -6,7 +6,7 @@ import jax
 from jax import export
 
 from tfm.errors import importing_extra, require
-from tfm.exports._forward import build_forward, save_description, save_params
+from tfm.exports._forward import UNTRACEABLE, build_forward, save_description, save_params
 from tfm.exports.protocol import Format
 from tfm.runs.init_from import leaves_by_path
 from tfm.spec import SizeOrZero
@@ -29,23 +29,22 @@ class StableHLO(Format):
 
   Attributes:
     batch, length: the sizes of the inputs; 0: any.
+    cache: of a decoder, how many tokens of a row a cache has room for; 0: there is none.
     weights: 'inside' the program, or 'beside' it in model.safetensors: the first argument is then a dict of
       all its tensors by name.
   """
 
   batch: SizeOrZero = 0
   length: SizeOrZero = 0
+  cache: SizeOrZero = 0
   weights: str = 'inside'
 
   def __post_init__(self):
     require(self.weights in WEIGHTS, f"weights={self.weights!r} must be 'inside' or 'beside'")
 
   def write(self, run, workdir, folder):
-    forward, scope = build_forward(run, self.batch, self.length), export.SymbolicScope()
-    inputs = [
-      jax.ShapeDtypeStruct(export.symbolic_shape(', '.join(map(str, one.shape)), scope=scope), one.dtype)
-      for one in forward.inputs
-    ]
+    forward = build_forward(run, self.batch, self.length, self.cache)
+    inputs = forward.symbolic_inputs()
     leaves, structure = leaves_by_path(forward.params), jax.tree.structure(forward.params)
 
     def beside(tensors, *inputs):
@@ -59,15 +58,15 @@ class StableHLO(Format):
       inputs = [jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), leaves), *inputs]
     try:
       exported = export.export(jax.jit(inside if is_inside else beside), platforms=PLATFORMS)(*inputs)
-    except (TypeError, ValueError, NotImplementedError, jax.errors.InconclusiveDimensionOperation) as error:
+    except UNTRACEABLE as error:
       reason = str(error).strip().partition('\n')[0]
       raise ValueError(
         f'--workdir={workdir} has a model that cannot be traced for any size ({reason}); set the sizes, '
         "as in --format='stablehlo(batch=1, length=128)'"
       ) from error
     (folder / 'model.stablehlo').write_bytes(exported.serialize())
-    save_description(folder, run, forward, weights=self.weights)
+    described = save_description(folder, run, forward, weights=self.weights)
     if is_inside:
-      return 'model.stablehlo with its weights, and export.json'
+      return f'model.stablehlo with its weights, beside {described}'
     count = save_params(folder, forward.params)
-    return f'model.stablehlo, its {count} tensors in model.safetensors, and export.json'
+    return f'model.stablehlo, its {count} tensors in model.safetensors, beside {described}'
