@@ -20,12 +20,12 @@ def get_study(arg: str = '') -> Study:
   config = ConfigDict()
   config.objective = 'answers'
   config.data = dict(
-    source='mqar(length=24, pairs=4, vocabulary=18)', tokenizer='words', length=26, packing='answered'
+    source='mqar(length=24, pairs=4, vocabulary=34)', tokenizer='words', length=26, packing='answered'
   )
   # Attention alone: without feed-forward layers.
   config.model = dict(layers=2, width=64, heads=4, position='rope', feed_forward='none')
-  config.optimizer = dict(learning_rate=4e-3, schedule='cosine', warmup=200)
-  config.training = dict(steps=1800, batch_size=64, evaluate_every=200, keep_checkpoints=9)
+  config.optimizer = dict(learning_rate=2e-3, schedule='cosine', warmup=200)
+  config.training = dict(steps=1200, batch_size=64, evaluate_every=150, keep_checkpoints=8)
   return Study(
     question='Can one layer of attention recall what followed a token before, or are two needed?',
     literature=(

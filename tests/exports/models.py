@@ -42,6 +42,7 @@ MORE_MODELS = {
   'encoder-decoder of untied embeddings': MODELS['encoder-decoder']
   | dict(model=SIZES | dict(architecture='encoder_decoder', position='rope', tie_embeddings=False)),
   'decoder of short convolutions': dict(model=SIZES | dict(mixer='short_convolution', position='none')),
+  'decoder of rounded keys': dict(model=SIZES | LLAMA, decoding=dict(cache='int8')),
   'mamba': dict(model=SIZES | dict(mixer='mamba', position='none')),
 }
 

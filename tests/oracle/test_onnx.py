@@ -19,6 +19,7 @@ CACHED = (
   ('decoder', 'onnx(cache=32)', 7),
   ('decoder', 'onnx(cache=32)', 3),
   ('decoder of learned positions', 'onnx(cache=32)', 7),
+  ('decoder of rounded keys', 'onnx(cache=32)', 7),
   ('decoder of short convolutions', 'onnx(cache=32, length=1)', 1),
 )
 

@@ -7,6 +7,7 @@ int8 also rounds activations, one scale for each token, so that products are tho
 int8(weights_only=True) and int4 do not. A run that was trained with config.model.quantization needs no
 --quantization, and evaluates as before. Embeddings, norms, biases, routers and experts stay as they are.
 generate, evaluate, serve and the other commands read the new run. --split prints metrics before and after.
+What remains in floating-point numbers is listed, the largest first.
 """
 
 from tfm.commands.cli import validate_flag
@@ -36,7 +37,7 @@ def validate(args):
 def main(args):
   from tfm.models.memory import total_bytes
   from tfm.runs import load
-  from tfm.runs.quantize import quantize_run, save_run
+  from tfm.runs.quantize import list_floating, quantize_run, save_run
   from tfm.training.progress_line import print_status
 
   run = load.load(args.workdir, args.step)
@@ -46,3 +47,5 @@ def main(args):
     metrics = load.evaluate(one, args.split).metrics if args.split else {}
     values = ''.join(f', {key} {value:.4g}' for key, value in metrics.items())
     print_status(f'{name}: {total_bytes(one.params):,} bytes of parameters{values}')
+  floating = ', '.join(f'{name} ({size:,} bytes)' for name, size in list_floating(quantized).items())
+  print_status(f'not in integers: {floating}')

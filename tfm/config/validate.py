@@ -72,6 +72,11 @@ def validate_training(experiment: Experiment) -> None:
     f'config.objective={config.objective!r} does not support; set it to 0',
   )
   require(
+    not t.recurrence_length or config.decoding.cache == 'full',
+    f'config.training.recurrence_length={t.recurrence_length} passes gradients through the cache, which '
+    f"config.decoding.cache={config.decoding.cache!r} rounds; train with 'full'",
+  )
+  require(
     t.gradient_accumulation == 1 or experiment.objective.supports_accumulation,
     f'config.training.gradient_accumulation={t.gradient_accumulation} divides the batch, and '
     f'config.objective={config.objective!r} compares all of its rows with each other; set it to 1, and '

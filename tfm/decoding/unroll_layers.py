@@ -53,6 +53,7 @@ def without_scan(stack: Stack) -> functools.partial:
     values=stack.values,
     shares_keys=stack.shares_keys,
     quantization=stack.quantization,
+    cache_type=stack.cache_type,
   )
   return functools.partial(Stack, stack.pattern, stack.layers, **fields)
 

@@ -86,7 +86,7 @@ class Attention(Mixer):
 
   @nn.nowrap
   def init_cache(self, batch, length):
-    return TokenCache.empty(batch, length, **self.cached_shapes)
+    return TokenCache.empty(batch, length, rounded=('k', 'v'), **self.cached_shapes)
 
   @nn.compact
   def __call__(self, x, memory, context, cache):

@@ -1,6 +1,6 @@
 """The decoding cache of attention: arrays of every token read so far."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -9,6 +9,36 @@ from flax import struct
 
 from tfm.parallel.sharding import shard
 from tfm.shapes import Array, Float, Int
+
+
+# How keys and values are cached: in the compute type of the model, or in int8.
+CACHE_TYPES = 'full', 'int8'
+# A context around `init_caches`: one of these.
+active_cache_type = jax.make_user_context(CACHE_TYPES[0])
+
+
+@struct.dataclass
+class Rounded:
+  """Vectors x ≈ scale · integers, where scale = max |x| / 127: one for each token and head.
+
+  Attributes:
+    integers: int8.
+    scale: float32.
+  """
+
+  integers: Int[Array, 'B K S C']
+  scale: Float[Array, 'B K S 1']
+
+  @classmethod
+  def of(cls, x: Float[Array, 'B K S C']) -> 'Rounded':
+    """The vectors x, rounded; those of zeros remain zeros."""
+    x = x.astype(jnp.float32)
+    scale = jnp.abs(x).max(-1, keepdims=True) / 127
+    return cls(jnp.round(x / jnp.where(scale > 0, scale, 1)).astype(jnp.int8), scale)
+
+  def restore(self, dtype: jnp.dtype) -> Float[Array, 'B K S C']:
+    """What was rounded, in its type."""
+    return (self.integers * self.scale).astype(dtype)
 
 
 @struct.dataclass
@@ -20,22 +50,31 @@ class TokenCache:
   so that nothing is transposed for each new token.
 
   Attributes:
-    arrays: `[B K S C]` by name, each with its own heads and channels.
+    arrays: `[B K S C]` by name, each with its own heads and channels, or `Rounded`.
     positions, segments, prefix: of each slot; see `tfm.mixers.protocol.Context`.
     index: of the next slot to fill.
     layout: what is guaranteed of the positions, as `Context.layout`, if the queries are those of all slots.
+    dtype: of the arrays that are rounded.
   """
 
-  arrays: Mapping[str, Array]
+  arrays: Mapping[str, Array | Rounded]
   positions: Int[Array, 'B S']
   segments: Int[Array, 'B S']
   prefix: Int[Array, 'B S']
   index: Int[Array, '']
   layout: str = struct.field(pytree_node=False, default='arbitrary')
+  dtype: jnp.dtype = struct.field(pytree_node=False, default=jnp.float32)
 
   @classmethod
-  def empty(cls, batch: int, length: int, **shapes: tuple[int, int, jnp.dtype]) -> 'TokenCache':
-    """An empty cache with room for `length` tokens; `shapes` are (heads, channels, dtype) of each array."""
+  def empty(
+    cls, batch: int, length: int, rounded: Sequence[str] = (), **shapes: tuple[int, int, jnp.dtype]
+  ) -> 'TokenCache':
+    """An empty cache with room for `length` tokens.
+
+    Args:
+      rounded: the arrays that `active_cache_type` is about; others keep their type.
+      shapes: (heads, channels, dtype) of each array.
+    """
 
     def zeros(heads, channels, dtype):
       # A single head is replicated.
@@ -43,8 +82,11 @@ class TokenCache:
       return shard(jnp.zeros((batch, heads, length, channels), dtype), 'batch', axis, 'length', 'kv')
 
     slots = shard(jnp.zeros((batch, length), jnp.int32), 'batch', 'length')
-    arrays = {name: zeros(*shape) for name, shape in shapes.items()}
-    return cls(arrays, slots, slots, slots, jnp.zeros((), jnp.int32))
+    arrays, dtype = {name: zeros(*shape) for name, shape in shapes.items()}, jnp.float32
+    if rounded and active_cache_type.value == 'int8':
+      arrays |= {name: Rounded.of(arrays[name]) for name in rounded}
+      (dtype,) = {shapes[name][2] for name in rounded}
+    return cls(arrays, slots, slots, slots, jnp.zeros((), jnp.int32), dtype=dtype)
 
   def append(self, context: Any, **new: Array) -> 'TokenCache':
     """Writes T new tokens at slots index … index + T - 1: arrays `[B T K C]` by name, and their context."""
@@ -52,14 +94,22 @@ class TokenCache:
     def write(old, new, axis):
       return jax.lax.dynamic_update_slice_in_dim(old, new.astype(old.dtype), self.index, axis)
 
+    def write_array(old, new):
+      new = new.swapaxes(1, 2)
+      new = Rounded.of(new) if isinstance(old, Rounded) else new
+      return jax.tree.map(lambda old, new: write(old, new, 2), old, new)
+
     return TokenCache(
-      {name: write(old, new[name].swapaxes(1, 2), 2) for name, old in self.arrays.items()},
+      {name: write_array(old, new[name]) for name, old in self.arrays.items()},
       write(self.positions, context.positions, 1),
       write(self.segments, context.segments, 1),
       self.prefix if context.prefix is None else write(self.prefix, context.prefix, 1),
       self.index + context.positions.shape[1],
+      dtype=self.dtype,
     )
 
   def __getitem__(self, name: str) -> Float[Array, 'B S K C']:
     """One array, in the layout of activations."""
-    return self.arrays[name].swapaxes(1, 2)
+    array = self.arrays[name]
+    array = array.restore(self.dtype) if isinstance(array, Rounded) else array
+    return array.swapaxes(1, 2)

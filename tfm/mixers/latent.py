@@ -87,7 +87,8 @@ class Latent(Mixer):
 
   @nn.nowrap
   def init_cache(self, batch, length):
-    return TokenCache.empty(batch, length, latent=(1, self.rank + self.rope_width, self.dtype))
+    shape = 1, self.rank + self.rope_width, self.dtype
+    return TokenCache.empty(batch, length, rounded=('latent',), latent=shape)
 
   @property
   def values(self) -> int:

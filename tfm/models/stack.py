@@ -10,6 +10,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from tfm.layers.checkpoint_names import BLOCK
 from tfm.layers.quantization import Quantization, active_quantization
+from tfm.mixers._token_cache import active_cache_type
 from tfm.mixers.protocol import ATTENTION, ATTENTION_LOGITS, Context, Memory
 from tfm.models.block import HIDDEN, without_index
 from tfm.models.remat import Policy
@@ -55,6 +56,7 @@ class Stack(nn.Module):
     values: heads and channels of the values, if the blocks have value residuals; None: they have none.
     shares_keys: whether some blocks attend to keys and values of others.
     quantization: of the projections; None: none.
+    cache_type: of keys and values, one of `CACHE_TYPES`.
   """
 
   pattern: tuple[Callable, ...]
@@ -67,6 +69,7 @@ class Stack(nn.Module):
   values: tuple[int, int] | None = None
   shares_keys: bool = False
   quantization: Quantization | None = None
+  cache_type: str = 'full'
 
   @nn.compact
   def __call__(
@@ -122,7 +125,8 @@ class Stack(nn.Module):
     (B, T), layout = context.positions.shape, context.layout
     if caches is not None:
       T, layout = caches[name][f'{BLOCK}0']['mixer'].positions.shape[-1], 'arbitrary'
-    keys = blocks[0](parent=None).mixer(parent=None).init_cache(B, T)
+    with active_cache_type('full' if caches is None else self.cache_type):
+      keys = blocks[0](parent=None).mixer(parent=None).init_cache(B, T)
     return without_index(keys.replace(layout=layout))
 
   @nn.nowrap
@@ -181,7 +185,8 @@ class Stack(nn.Module):
     def stacked(tree, repeats):
       return jax.tree.map(lambda x: jnp.broadcast_to(x[None], (repeats, *x.shape)), tree) if repeats else tree
 
-    return {name: stacked(group(blocks), repeats) for name, blocks, repeats in self.parts()}
+    with active_cache_type(self.cache_type):
+      return {name: stacked(group(blocks), repeats) for name, blocks, repeats in self.parts()}
 
   @property
   def supports_trees(self) -> bool:

@@ -39,8 +39,15 @@ class CausalLM(Prediction):
     key: Array | None,
     sow: Sequence[str] = (),
   ) -> tuple[Float[Array, 'B T D'], PyTree]:
-    """Returns the features of whole rows, and the reports of layers with the collections of `sow`."""
-    (features, _), reports = self.apply_model(model, params, key, 'features', tokens, context, sow=sow)
+    """Returns the features of whole rows, and the reports of layers with the collections of `sow`.
+
+    Evaluation reads keys and values from a cache that rounds them, so that it sees what decoding does.
+    """
+    is_rounded = not context.train and model.stack().cache_type != 'full'
+    caches = model.init_caches(*tokens.shape) if is_rounded else None
+    (features, _), reports = self.apply_model(
+      model, params, key, 'features', tokens, context, caches, sow=sow
+    )
     return features, reports
 
   def recurrent_features(

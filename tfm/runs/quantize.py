@@ -1,5 +1,6 @@
 """Post-training quantization: a run whose projections are stored in integers."""
 
+import collections
 import contextlib
 import dataclasses
 import functools
@@ -7,6 +8,7 @@ import math
 import pathlib
 
 import jax
+import jax.numpy as jnp
 
 from tfm.config.assemble import Experiment
 from tfm.config.load import to_json
@@ -15,12 +17,14 @@ from tfm.data.special_tokens import base_tokenizer
 from tfm.errors import require
 from tfm.layers.lora import merge_adapters
 from tfm.layers.quantization import KERNEL_SCALE, Quantization
-from tfm.runs.init_from import abstract_params, build_model
+from tfm.runs.init_from import abstract_params, build_model, leaves_by_path
 from tfm.runs.load import Run
 from tfm.shapes import Array, Float, PyTree
 from tfm.spec import parse
 from tfm.training import checkpoint
 from tfm.training.atomic_files import write_atomically
+
+VECTORS = '/scale', '/bias', f'/{KERNEL_SCALE}'
 
 
 def quantize_run(run: Run, quantization: str | None = None) -> Run:
@@ -74,6 +78,16 @@ def quantize_kernel(
   """The integers of a kernel [*rows, *columns], in its shape, and their scales [groups, *columns]."""
   integers, scales = quantization.quantize(kernel.reshape(-1, math.prod(scale_shape[1:])))
   return integers.reshape(kernel.shape), scales.reshape(scale_shape)
+
+
+def list_floating(run: Run) -> dict[str, int]:
+  """The bytes of the parameters that are not in integers, the largest first; vectors and scales together."""
+  sizes = collections.Counter()
+  for path, x in leaves_by_path(run.params).items():
+    if jnp.issubdtype(x.dtype, jnp.floating):
+      is_vector = path.endswith(VECTORS)
+      sizes['norms, biases and scales' if is_vector else path] += x.nbytes
+  return dict(sizes.most_common())
 
 
 def save_run(run: Run, workdir: str, origin: str) -> None:

@@ -5,12 +5,16 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import jax
+import jax.numpy as jnp
+
 from tfm.config.assemble.blocks import build_block, build_norm
 from tfm.config.assemble.images import OUTPUT, build_patches, count_patches, validate_images
 from tfm.config.assemble.mixers import DTYPES, build_distinct_positions, build_initializer, build_mask
 from tfm.config.schema import default_config, parts
 from tfm.errors import require, suggest
 from tfm.layers.classification_head import CLASS_TOKEN_COUNT, Pooled
+from tfm.mixers._token_cache import active_cache_type
 from tfm.models.block import Block
 from tfm.models.decoder import Decoder
 from tfm.models.diffusion import Diffusion
@@ -289,6 +293,8 @@ def build_trunk(experiment: 'Experiment', where: str, causal: bool, branches: in
     values = require_equal(shapes, 'mixer', 'heads and channels of values')
   if shares_keys:
     validate_shared_keys(kinds, made)
+  if causal and config.decoding.cache != 'full':
+    validate_cache_type(config.decoding.cache, kinds, made)
   return dict(
     width=m.width,
     positions=build_distinct_positions(experiment, kinds + crossed),
@@ -307,6 +313,7 @@ def build_trunk(experiment: 'Experiment', where: str, causal: bool, branches: in
       values,
       shares_keys,
       experiment.quantization,
+      config.decoding.cache,
     ),
     norm=build_norm(experiment, where, part),
     embedding_norm=m.embedding_norm,
@@ -326,6 +333,20 @@ def require_equal(numbers: dict[str, Any], field: str, name: str) -> Any:
       'of a stack the same',
     )
   return number
+
+
+def validate_cache_type(cache_type: str, kinds: list[tuple[str, Any]], made: dict[str, Block]) -> None:
+  """Raises ValueError if no block of a pattern caches keys and values that can be rounded."""
+  with active_cache_type(cache_type):
+    caches = jax.eval_shape(
+      lambda: {at: block.init_cache(1, 1) for at, block in made.items() if block.mixer().supports_decoding}
+    )
+  mixers = ' and '.join(sorted({repr(b.mixer) for _, b in kinds}))
+  require(
+    any(x.dtype == jnp.int8 for x in jax.tree.leaves(caches)),
+    f'config.decoding.cache={cache_type!r} rounds keys and values, and config.model.mixer={mixers} caches '
+    "none in this form; use 'full'",
+  )
 
 
 def validate_shared_keys(kinds: list[tuple[str, Any]], made: dict[str, Block]) -> None:
