@@ -1,5 +1,6 @@
 """Products in integers: against numpy, their gradients, and whole models."""
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,10 +9,13 @@ from safetensors.numpy import load_file
 
 from tests.objectives.test_distillation import built
 from tfm.commands import cli
+from tfm.data import pipeline
 from tfm.decoding.unroll_layers import unroll_layers
-from tfm.layers.quantization import bitnet, int4, int8
+from tfm.layers.linear import Linear
+from tfm.layers.quantization import bitnet, fp8, int4, int8
 from tfm.runs import load as runs
 from tfm.runs import train as training
+from tfm.runs.init_from import leaves_by_path
 from tfm.runs.quantize import quantize_run
 
 
@@ -58,6 +62,39 @@ def test_int4_has_a_scale_for_each_group_of_inputs(arrays):
     quantization.scale_shape(30, (6,))
 
 
+def test_fp8_has_a_scale_for_each_output_and_each_token(arrays):
+  x, w = arrays
+
+  def rounded(x, axis):
+    scale = np.abs(x).max(axis, keepdims=True) / 448
+    return (x / scale).astype(jnp.float8_e4m3fn).astype(np.float32) * scale
+
+  stored = fp8().quantize(w)
+  assert stored[0].dtype == jnp.float8_e4m3fn and stored[1].shape == fp8().scale_shape(32, (6,)) == (1, 6)
+  for arguments in ((w, None), stored):
+    np.testing.assert_allclose(
+      fp8().multiply(x, *arguments), rounded(x, -1) @ rounded(w, 0), rtol=1e-4, atol=1e-4
+    )
+
+
+@pytest.mark.parametrize('make, greatest', [(int8, 127.5), (fp8, 448)])
+def test_calibrated_inputs_have_one_scale_and_are_cut_beyond_it(arrays, make, greatest):
+  x, w = arrays
+  quantization = make(calibrated=True, stored=True)
+  scale = np.float32(3 / greatest)
+  kernel, kernel_scale = quantization.quantize(w)
+  numbers = x / scale  # the greatest input is 4
+  if make is int8:
+    numbers = np.clip(np.round(numbers), -128, 127)
+  else:
+    numbers = np.clip(numbers, -448, 448).astype(jnp.float8_e4m3fn).astype(np.float32)
+  expected = (numbers @ np.asarray(kernel, np.float32)) * scale * np.asarray(kernel_scale)
+  assert quantization.input_scale(jnp.float32(3)) == scale
+  actual = quantization.multiply(x, kernel, kernel_scale, jnp.asarray(scale))
+  np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-4)
+  assert np.abs(actual - x @ w).max() > 0.5  # as inputs are cut
+
+
 def test_bitnet_has_three_weights_and_one_scale(arrays):
   x, w = arrays
   scale, step = np.abs(w).mean(), np.abs(x).max(-1, keepdims=True) / 127
@@ -93,7 +130,7 @@ def test_gradients_pass_straight_through(arrays, quantization):
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize('spec', ['int8', 'int8(weights_only=True)', 'int4(group=8)', 'bitnet'])
+@pytest.mark.parametrize('spec', ['int8', 'int8(weights_only=True)', 'int4(group=8)', 'fp8', 'bitnet'])
 def test_a_model_multiplies_integers(tiny, spec):
   _, model, params = built(tiny, **{'model.quantization': spec})
   _, plain, _ = built(tiny)
@@ -143,7 +180,9 @@ def test_a_run_trained_in_integers_evaluates_as_before_when_they_are_stored(trai
   'spec',
   [
     'int8',
-    *(pytest.param(one, marks=pytest.mark.slow) for one in ('int8(weights_only=True)', 'int4(group=8)')),
+    *(
+      pytest.param(one, marks=pytest.mark.slow) for one in ('int8(weights_only=True)', 'int4(group=8)', 'fp8')
+    ),
   ],
 )
 def test_a_run_is_quantized_after_training(tiny, tmp_path, spec):
@@ -151,6 +190,45 @@ def test_a_run_is_quantized_after_training(tiny, tmp_path, spec):
   run = runs.load(str(tmp_path / 'run'))
   losses = [runs.evaluate(one, 'test').metrics['loss'] for one in (run, quantize_run(run, spec))]
   assert losses[0] != losses[1] and abs(losses[1] - losses[0]) < 0.02, losses
+
+
+@pytest.mark.parametrize('scan', [True, False])
+def test_the_inputs_of_projections_are_measured(tiny, tmp_path, scan):
+  training.train(tiny(**{'training.steps': 1, 'model.scan': scan}), str(tmp_path / 'run'))
+  run = runs.load(str(tmp_path / 'run'))
+  quantized = quantize_run(run, 'int8(calibrated=True)', batches=2)
+  seen = {}
+
+  def spy(module, x):
+    path = '/'.join(module.path)
+    seen[path] = max(seen.get(path, 0), float(np.abs(x).max()))
+
+  # The inputs of separate layers, by another way than a collection.
+  model, params = unroll_layers(run.model, run.params)
+  data = runs.open_data(run)
+  rows = run.experiment.objective.rows(
+    run.experiment.packing, data.tokens('train'), run.config.data.length, None, data.tokenizer
+  )
+  batches = pipeline.evaluation_batches(rows, run.config.training.batch_size, limit=2)
+  with nn.intercept_methods(lambda f, args, kwargs, context: intercept(spy, f, args, kwargs, context)):
+    for batch in batches:
+      run.experiment.objective.predict(model, params, batch, None, None)
+  scales = {
+    path.removesuffix('/input_scale'): float(x) * 127.5
+    for path, x in leaves_by_path(unroll_layers(quantized.model, quantized.params)[1]).items()
+    if path.endswith('input_scale')
+  }
+  assert len(scales) == 12 and set(scales) == set(seen)
+  for path, size in scales.items():
+    np.testing.assert_allclose(size, seen[path], rtol=1e-5, err_msg=path)
+  losses = [runs.evaluate(one, 'test').metrics['loss'] for one in (run, quantized)]
+  assert losses[0] != losses[1] and abs(losses[1] - losses[0]) < 0.02, losses
+
+
+def intercept(spy, f, args, kwargs, context):
+  if type(context.module) is Linear and context.method_name == '__call__':
+    spy(context.module, args[0])
+  return f(*args, **kwargs)
 
 
 @pytest.mark.slow
@@ -175,6 +253,20 @@ def test_what_cannot_be_is_refused(tiny, trained, tmp_path, capsys):
     (['quantize', f'--workdir={trained}', f'--to={stored}'], 'holds a run; use a new directory'),
     (['quantize', f'--workdir={tmp_path / "plain"}', f'--to={tmp_path / "x"}'], 'set --quantization'),
     (['train', f'--config={stored}/config.json', f'--workdir={tmp_path / "y"}'], 'which have no gradient'),
+    (
+      ['quantize', f'--workdir={trained}', f'--to={tmp_path / "x"}', '--calibrate=3'],
+      '--calibrate=3 has no effect on --quantization=int8; use one with calibrated=True',
+    ),
+    (
+      ['train', f'--config={trained}/config.json', f'--workdir={tmp_path / "y"}']
+      + ['--config.model.quantization=int8(calibrated=True)'],
+      'has scales of inputs that tfm quantize measures after training',
+    ),
+    (
+      ['train', f'--config={trained}/config.json', f'--workdir={tmp_path / "y"}']
+      + ['--config.model.quantization=int8(weights_only=True, calibrated=True)'],
+      'leave one out',
+    ),
     (
       ['train', f'--config={trained}/config.json', f'--workdir={tmp_path / "y"}']
       + [f'--config.init_from={stored}'],

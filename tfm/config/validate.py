@@ -88,6 +88,11 @@ def validate_training(experiment: Experiment) -> None:
     f'config.objective={config.objective!r} reads two; use config.mesh.fsdp',
   )
   require(
+    not (experiment.quantization and experiment.quantization.calibrated),
+    f'config.model.quantization={config.model.quantization!r} has scales of inputs that tfm quantize '
+    'measures after training; leave out calibrated',
+  )
+  require(
     not (experiment.quantization and experiment.quantization.stored),
     f'config.model.quantization={config.model.quantization!r} stores integers, which have no gradient; leave '
     'out stored, and tfm quantize stores them after training',

@@ -9,7 +9,7 @@ from tfm.layers.checkpoint_names import name_output
 from tfm.layers.float32_gradients import einsum
 from tfm.layers.initializer import Factory, zeros
 from tfm.layers.lora import UNSUPPORTED_AXES, compute_update
-from tfm.layers.quantization import KERNEL_SCALE, active_quantization
+from tfm.layers.quantization import INPUT_SCALE, INPUT_SIZES, KERNEL_SCALE, active_quantization
 from tfm.parallel.sharding import with_logical_axes
 from tfm.shapes import Array, Float
 
@@ -42,8 +42,9 @@ class Linear(nn.Module):
   def __call__(self, x: Float[Array, '...']) -> Float[Array, '...']:
     n, rank = self.contracted_axes, len(self.shape)
     initializer = self.initializer(tuple(range(n)), tuple(range(n, rank)))
-    quantization, scale = active_quantization.value, None
-    if UNSUPPORTED_AXES & set(self.axes):  # no plain projection
+    quantization, scale, input_scale = active_quantization.value, None, None
+    is_plain = not UNSUPPORTED_AXES & set(self.axes)
+    if not is_plain:
       quantization = None
     # One matrix product whatever the rank: XLA's CPU backend is much faster on it.
     rows, columns = math.prod(self.shape[:n]), self.shape[n:]
@@ -53,14 +54,19 @@ class Linear(nn.Module):
       scales = with_logical_axes(zeros, ('rank', *self.axes[n:]))  # no mesh shards groups of inputs
       scale = self.param(KERNEL_SCALE, scales, quantization.scale_shape(rows, columns), jnp.float32)
       scale = scale.reshape(len(scale), -1)
+      if quantization.calibrated:
+        input_scale = self.param(INPUT_SCALE, with_logical_axes(zeros, ()), (), jnp.float32)
     else:
       kernel = self.param('kernel', with_logical_axes(initializer, self.axes), self.shape, jnp.float32)
     if x.shape[-n:] != self.shape[:n]:
       raise ValueError(f'Linear contracts {self.shape[:n]} and the input ends in {x.shape[-n:]}')
     x2, kernel = x.astype(self.dtype).reshape(*x.shape[:-n], rows), kernel.reshape(rows, math.prod(columns))
+    if is_plain and self.is_mutable_collection(INPUT_SIZES) and not self.is_initializing():
+      seen = self.get_variable(INPUT_SIZES, 'size', 0.0)
+      self.put_variable(INPUT_SIZES, 'size', jnp.maximum(seen, jnp.abs(x2).max().astype(jnp.float32)))
     dtype = self.output_dtype or self.dtype
     if quantization:
-      y = quantization.multiply(x2, kernel, scale).astype(dtype)
+      y = quantization.multiply(x2, kernel, scale, input_scale).astype(dtype)
     else:
       y = einsum('...y,yz->...z', x2, kernel, dtype)
     y = y.reshape(*x.shape[:-n], *columns)

@@ -1,4 +1,4 @@
-"""Products of projections in small integers, by qwix; and in those of BitNet."""
+"""Products of projections in small numbers, by qwix; and in those of BitNet."""
 
 import dataclasses
 import functools
@@ -13,26 +13,32 @@ from tfm.spec import Size
 
 
 KERNEL_SCALE = 'kernel_scale'  # the parameter beside a kernel that is stored in integers
+INPUT_SCALE = 'input_scale'  # that of the scale of its inputs, if it was calibrated
+INPUT_SIZES = 'input_sizes'  # the collection of the greatest |x| of each projection, for a calibration
+# What the greatest absolute value is divided by, in each type.
+GREATEST = {'int8': 127.5, 'float8_e4m3fn': 448.0}
 
 
 @dataclasses.dataclass(frozen=True)
 class Quantization:
-  """x · W with W = scale · integers, the scales for each output and each group of inputs; the greatest
-  absolute value of a group is the greatest integer.
+  """x · W with W = scale · numbers of few bits, the scales for each output and each group of inputs: the
+  greatest |w| of a group / 127.5 of int8, 7.5 of int4, 448 of float8_e4m3fn; numbers beyond the type are cut.
 
   Attributes:
-    weight_type: of the integers: 'int8' or 'int4'.
-    activation_type: that of x, with one scale for each of its rows, so that the product is one of integers;
-      None: x remains as it is.
+    weight_type: of the numbers: 'int8', 'int4' or 'float8_e4m3fn'.
+    activation_type: that of x, so that the product is one of such numbers; None: x remains as it is.
     group: the number of inputs that share a scale; 0: all.
     stored: whether the parameters are integers; otherwise they are float32 and rounded in each product, and
       gradients pass as if they were not (straight-through, Bengio et al. 2013).
+    calibrated: whether all x of a projection have one scale, a parameter, by the greatest |x| of some data;
+      otherwise each row has its own.
   """
 
   weight_type: str
   activation_type: str | None
   group: int
   stored: bool
+  calibrated: bool = False
 
   def scale_shape(self, rows: int, columns: tuple[int, ...]) -> tuple[int, ...]:
     """The shape of the scales of a kernel [*rows, *columns] with so many rows in all.
@@ -55,17 +61,26 @@ class Quantization:
     array = qwix.quantize(kernel, self.weight_type, channelwise_axes=(1,), tiled_axes=tiles)
     return array.qvalue, array.scale
 
+  def input_scale(self, size: Float[Array, '...']) -> Float[Array, '...']:
+    """The scale of inputs x whose greatest |x| is `size`."""
+    return jnp.maximum(size, 1e-9) / GREATEST[self.activation_type]
+
   def multiply(
-    self, x: Float[Array, '... y'], kernel: Array, scale: Float[Array, 'groups z'] | None
+    self,
+    x: Float[Array, '... y'],
+    kernel: Array,
+    scale: Float[Array, 'groups z'] | None,
+    input_scale: Float[Array, ''] | None = None,
   ) -> Float[Array, '... z']:
     """x · W.
 
     Args:
       kernel: integers with their scales, or float32 without.
+      input_scale: of all x; None: each row has its own.
     """
     if scale is None:
       return _multiply_through(self, x, kernel)
-    return self._multiply_integers(x, kernel, scale)
+    return self._multiply_integers(x, kernel, scale, input_scale)
 
   def gradient_operands(
     self, x: Float[Array, '... y'], kernel: Float[Array, 'y z']
@@ -73,13 +88,23 @@ class Quantization:
     """x and W of the product whose gradients are passed on."""
     return x, kernel
 
-  def _multiply_integers(self, x, integers, scale):
+  def _multiply_integers(self, x, integers, scale, input_scale=None):
     with importing_extra('quantization'):
       import qwix
-    if self.activation_type:
+    axes = ((x.ndim - 1,), (0,)), ((), ())
+    if input_scale is not None:
+      x = qwix.QArray(self._round_inputs(x, input_scale), input_scale.reshape((1,) * x.ndim))
+    elif self.activation_type:
       x = qwix.quantize(x, self.activation_type, channelwise_axes=tuple(range(x.ndim - 1)))
-    numbers = ((len(x.shape) - 1,), (0,)), ((), ())
-    return qwix.dot_general(x, qwix.QArray(integers, scale), numbers)
+    return qwix.dot_general(x, qwix.QArray(integers, scale), axes)
+
+  def _round_inputs(self, x, scale):
+    x, dtype = x.astype(jnp.float32) / scale, jnp.dtype(self.activation_type)
+    if jnp.issubdtype(dtype, jnp.integer):
+      info, x = jnp.iinfo(dtype), jnp.round(x)
+    else:
+      info = jnp.finfo(dtype)
+    return jnp.clip(x, float(info.min), float(info.max)).astype(dtype)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -125,7 +150,7 @@ class BitNet(Quantization):
     rounded, step = self._round_tokens(x)
     return (rounded * step).astype(x.dtype), integers * scale
 
-  def _multiply_integers(self, x, integers, scale):
+  def _multiply_integers(self, x, integers, scale, input_scale=None):
     rounded, step = self._round_tokens(x)
     numbers = ((x.ndim - 1,), (0,)), ((), ())
     product = jax.lax.dot_general(
@@ -140,8 +165,16 @@ class BitNet(Quantization):
     return jnp.clip(jnp.round(x / step), -128, 127), step
 
 
-def int8(weights_only: bool = False, stored: bool = False) -> Quantization:
-  return Quantization('int8', None if weights_only else 'int8', 0, stored)
+def int8(weights_only: bool = False, calibrated: bool = False, stored: bool = False) -> Quantization:
+  require(
+    not (weights_only and calibrated),
+    'weights_only=True leaves the inputs as they are, and calibrated=True gives them a scale; leave one out',
+  )
+  return Quantization('int8', None if weights_only else 'int8', 0, stored, calibrated)
+
+
+def fp8(calibrated: bool = False, stored: bool = False) -> Quantization:
+  return Quantization('float8_e4m3fn', 'float8_e4m3fn', 0, stored, calibrated)
 
 
 def int4(group: Size = 64, stored: bool = False) -> Quantization:
@@ -152,6 +185,6 @@ def bitnet(stored: bool = False) -> Quantization:
   return BitNet('int8', 'int8', 0, stored)
 
 
-QUANTIZATIONS = {'none': lambda: None, 'int8': int8, 'int4': int4, 'bitnet': bitnet}
+QUANTIZATIONS = {'none': lambda: None, 'int8': int8, 'int4': int4, 'fp8': fp8, 'bitnet': bitnet}
 # A context around the layers of a model: the `Quantization` of their projections, or None.
 active_quantization = jax.make_user_context()

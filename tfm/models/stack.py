@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from tfm.layers.checkpoint_names import BLOCK
-from tfm.layers.quantization import Quantization, active_quantization
+from tfm.layers.quantization import INPUT_SIZES, Quantization, active_quantization
 from tfm.mixers._token_cache import active_cache_type
 from tfm.mixers.protocol import ATTENTION, ATTENTION_LOGITS, Context, Memory
 from tfm.models.block import HIDDEN, without_index
@@ -23,7 +23,7 @@ from tfm.shapes import Array, Float, Int, PyTree
 
 # The collections that layers sow in training, and all of them.
 REPORTS = 'losses', 'metrics'
-SOWN = *REPORTS, ATTENTION, ATTENTION_LOGITS, HIDDEN
+SOWN = *REPORTS, ATTENTION, ATTENTION_LOGITS, HIDDEN, INPUT_SIZES
 
 
 class Group(nn.Module):
