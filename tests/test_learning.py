@@ -14,7 +14,7 @@ from tfm.data import cache, pipeline
 from tfm.runs import load as runs
 
 
-pytestmark = pytest.mark.rotated(2)
+pytestmark = pytest.mark.rotated(3)
 
 
 def ngram_bits_per_byte(train, held_out, order):

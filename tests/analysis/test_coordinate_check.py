@@ -8,7 +8,7 @@ from tfm.config.overlay import assign, complete
 from tfm.config.resolve import resolve_config
 
 
-pytestmark = pytest.mark.rotated(2)
+pytestmark = pytest.mark.rotated(3)
 
 
 WIDTHS = 64, 128, 256, 512

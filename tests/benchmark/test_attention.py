@@ -11,7 +11,7 @@ from tfm.benchmark.process import OutOfMemory, describe_machine, measure
 from tfm.commands import cli
 
 
-pytestmark = pytest.mark.rotated(2)
+pytestmark = pytest.mark.rotated(3)
 
 
 def test_exponent_is_fitted_from_the_minimum_length_on():

@@ -12,7 +12,7 @@ from tfm.benchmark.device import cells, machine, report
 from tfm.commands import cli
 
 
-pytestmark = pytest.mark.rotated(2)
+pytestmark = pytest.mark.rotated(3)
 
 
 # What a borrowed machine may lack: it has jax, flax and optax with what they require, and the packages of

@@ -10,7 +10,7 @@ from tfm import variant_folders
 from tfm.commands import check, cli
 
 
-pytestmark = pytest.mark.rotated(2)
+pytestmark = pytest.mark.rotated(3)
 
 
 MASK = '''"""Every nth token."""

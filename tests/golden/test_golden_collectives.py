@@ -15,7 +15,7 @@ from tfm.config.assemble import Experiment
 from tfm.parallel import mesh as meshes
 
 
-pytestmark = pytest.mark.rotated(2)
+pytestmark = pytest.mark.rotated(3)
 
 
 GOLDEN = pathlib.Path(__file__).parent / 'collectives'

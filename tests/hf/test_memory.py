@@ -12,7 +12,7 @@ import pytest
 from tfm.hf import tensor_files
 
 
-pytestmark = pytest.mark.rotated(2)
+pytestmark = pytest.mark.rotated(3)
 
 
 WIDTH, HIDDEN, LAYERS, VOCAB = 2048, 8192, 3, 1024  # 0.2 billion parameters

@@ -21,7 +21,7 @@ from tfm.commands import cli
 from tfm.training import metrics
 
 
-pytestmark = pytest.mark.rotated(2)
+pytestmark = pytest.mark.rotated(3)
 
 
 PROGRAMS = 'munged', 'slurmctld', 'slurmd', 'sbatch', 'srun', 'scancel', 'scontrol'

@@ -15,7 +15,7 @@ from tests.launch.command import tfm
 from tfm.training import metrics
 
 
-pytestmark = pytest.mark.rotated(2)
+pytestmark = pytest.mark.rotated(3)
 
 
 # Slurm's part for a batch file on one machine: two tasks, each with its number. As the real one (src/srun/

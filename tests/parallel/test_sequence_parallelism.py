@@ -13,7 +13,7 @@ from tfm.parallel import mesh as meshes
 from tfm.parallel import sequence_parallelism, sharding
 
 
-pytestmark = pytest.mark.rotated(2)
+pytestmark = pytest.mark.rotated(3)
 
 
 MIXERS = {

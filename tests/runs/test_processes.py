@@ -22,7 +22,7 @@ from tfm.runs.train import train
 from tfm.training.metrics import read
 
 
-pytestmark = pytest.mark.rotated(2)
+pytestmark = pytest.mark.rotated(3)
 
 
 STEPS, EVERY = 60, 20

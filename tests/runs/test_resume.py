@@ -16,7 +16,7 @@ from tfm.training import checkpoint
 from tfm.training.metrics import read
 
 
-pytestmark = pytest.mark.rotated(2)
+pytestmark = pytest.mark.rotated(3)
 
 
 STEPS, EVERY = 60, 20

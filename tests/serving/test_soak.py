@@ -12,7 +12,7 @@ import openai
 import pytest
 
 
-pytestmark = pytest.mark.rotated(2)
+pytestmark = pytest.mark.rotated(3)
 
 
 CLIENTS, PROMPTS = 64, 12

@@ -21,7 +21,7 @@ from tfm.studies.study import Study, compare_within, load_study, product, select
 from tfm.training.step import train_step
 
 
-pytestmark = pytest.mark.rotated(2)
+pytestmark = pytest.mark.rotated(3)
 
 
 BASE = dict(

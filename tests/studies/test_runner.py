@@ -30,7 +30,7 @@ from tfm.studies.measures.protocol import Measure, Value
 from tfm.studies.study import Study
 
 
-pytestmark = pytest.mark.rotated(2)
+pytestmark = pytest.mark.rotated(3)
 
 
 STUDY = """

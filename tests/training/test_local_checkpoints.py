@@ -23,7 +23,7 @@ from tfm.training.reporters import Report
 from tfm.training.state import State
 
 
-pytestmark = pytest.mark.rotated(2)
+pytestmark = pytest.mark.rotated(3)
 
 
 class Died(Exception):

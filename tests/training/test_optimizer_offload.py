@@ -13,7 +13,7 @@ from tfm.runs import train
 from tfm.training import metrics
 
 
-pytestmark = pytest.mark.rotated(2)
+pytestmark = pytest.mark.rotated(3)
 
 
 MESH = {'mesh.data': 2, 'mesh.fsdp': 4}

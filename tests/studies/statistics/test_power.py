@@ -10,7 +10,7 @@ from tfm.studies.statistics.contrasts import critical_value, exchangeable
 from tfm.studies.statistics.summary import Spread
 
 
-pytestmark = pytest.mark.rotated(2)
+pytestmark = pytest.mark.rotated(3)
 
 
 ARMS, DIFFERENT = 6, 3

@@ -8,7 +8,7 @@ import pytest
 from tfm.studies.statistics.scaling import HUBER, PowerLaw, compare_curves, fit_power_law
 
 
-pytestmark = pytest.mark.rotated(2)
+pytestmark = pytest.mark.rotated(3)
 
 
 # Besiroglu et al. 2024, Table 1: E, A, B, alpha, beta.
