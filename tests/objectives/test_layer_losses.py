@@ -88,6 +88,23 @@ def test_the_losses_are_those_of_the_papers(tiny):
   assert not any(np.asarray(x).any() for x in jax.tree.leaves(of_teacher))
 
 
+def test_a_narrow_student_is_projected_to_its_teacher(tiny):
+  arguments = 'cosine=0.5, hidden=2.0, projection=48'
+  objective, *models, batch = student_and_teacher(tiny, arguments, teacher=dict(width=48))
+  (_, sums), (gradient, _) = compute(objective, *models, batch)
+  (last, hidden, _), (taught_last, taught_hidden, _) = (capture(*model, batch) for model in models)
+  layer = models[0][1]['taught_projection']
+  last, *hidden = (x @ np.asarray(layer['kernel']) + np.asarray(layer['bias']) for x in (last, *hidden))
+  norms = np.linalg.norm(last, axis=-1) * np.linalg.norm(taught_last, axis=-1)
+  expected = dict(
+    cosine_loss=(1 - ((last * taught_last).sum(-1) / norms)[TOKENS]).mean(),
+    hidden_loss=sum(((a - b) ** 2)[TOKENS].mean() for a, b in zip(hidden, taught_hidden, strict=True)),
+  )
+  for name, value in expected.items():
+    np.testing.assert_allclose(sums[name] / TOKENS.sum(), value, rtol=2e-4, err_msg=name)
+  assert all(np.abs(x).max() > 0 for x in jax.tree.leaves(gradient['taught_projection']))
+
+
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(
   'hard, fields',
@@ -171,6 +188,7 @@ def test_a_mixer_without_attention_is_refused(tiny):
   'arguments, message',
   [
     ('hidden=-1.0', 'hidden=-1.0 must be'),
+    ('attention=1.0, projection=8', 'projection=8 has no effect without cosine and hidden'),
     (
       'cosine=1.0, objective="seq2seq"',
       'cosine=1.0 compares the layers of one stack, .* trains two; set it to',

@@ -1,11 +1,14 @@
 """The part that all architectures share: from embedded inputs to the last hidden states."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
 
+from tfm.layers.initializer import lecun_normal
+from tfm.layers.linear import Linear
 from tfm.mixers.protocol import Context, Memory
 from tfm.models.block import sow_hidden
 from tfm.parallel.sharding import shard
@@ -24,6 +27,7 @@ class Trunk(nn.Module):
     final_norm: whether one stands after the stack (post-norm blocks end in one of their own).
     dropout: rate on the embedding.
     dtype: of the compute.
+    taught_width: of hidden states of a wider model that this one learns from; 0: nothing is projected to it.
   """
 
   width: int
@@ -35,6 +39,7 @@ class Trunk(nn.Module):
   final_norm: bool
   dropout: float
   dtype: jnp.dtype
+  taught_width: int = dataclasses.field(default=0, kw_only=True)
 
   def setup(self):
     self.embedders = [position(name=f'position_{i}') for i, position in enumerate(self.positions)]
@@ -44,6 +49,9 @@ class Trunk(nn.Module):
     if self.final_norm:
       self.norm_out = self.norm(name='norm')
     self.drop = nn.Dropout(self.dropout)
+    if self.taught_width:
+      shape, axes = (self.width, self.taught_width), ('embed', 'mlp')
+      self.taught_projection = Linear(shape, axes, lecun_normal(), dtype=self.dtype)
 
   def run(
     self, x: Float[Array, 'B T D'], memory: Memory | None, context: Context, caches: Any
@@ -59,7 +67,13 @@ class Trunk(nn.Module):
     x, caches = self.blocks(shard(x, 'batch', 'length', 'embed'), memory, context, caches)
     x = self.norm_out(x) if self.final_norm else x
     sow_hidden(self, 'last', x)
+    if self.is_initializing() and self.taught_width:
+      self.project_to_taught(x)
     return x, caches
+
+  def project_to_taught(self, x: Float[Array, 'B T D']) -> Float[Array, 'B T E']:
+    """Hidden states in the width of the model that this one learns from (Jiao et al. 2020, eq. 8)."""
+    return self.taught_projection(x)
 
   def with_position_tables(self, context: Context) -> Context:
     """The context with what positions compute once for all layers."""

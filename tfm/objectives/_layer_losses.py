@@ -43,11 +43,30 @@ def read_layers(model: Trunk, sown: Mapping[str, PyTree]) -> Layers:
   )
 
 
-def trace_layers(model: Trunk, key: Array, length: int) -> Layers:
-  """The layers of a model of random parameters on its example of `length` tokens, to trace."""
+def project_layers(model: Trunk, params: PyTree, layers: Layers) -> Layers:
+  """The layers with hidden states in the width of the teacher, if the model has a projection to it."""
+  if not model.taught_width:
+    return layers
+
+  def project(x):
+    return None if x is None else model.apply({'params': params}, x, method='project_to_taught')
+
+  return layers.replace(
+    embedded=project(layers.embedded), last=project(layers.last), hidden=[project(x) for x in layers.hidden]
+  )
+
+
+def trace_layers(model: Trunk, key: Array, length: int, projects: bool = False) -> Layers:
+  """The layers of a model of random parameters on its example of `length` tokens, to trace.
+
+  Args:
+    projects: whether as `project_layers`.
+  """
   example = model.example(1, length)
   params = nn.unbox(model.init(key, *example)['params'])
-  return read_layers(model, model.apply({'params': params}, *example, mutable=[HIDDEN, ATTENTION_LOGITS])[1])
+  sown = model.apply({'params': params}, *example, mutable=[HIDDEN, ATTENTION_LOGITS])[1]
+  layers = read_layers(model, sown)
+  return project_layers(model, params, layers) if projects else layers
 
 
 def cosine_loss(student: Layers, teacher: Layers, is_token: Bool[Array, 'B T']) -> Float[Array, '']:
@@ -66,7 +85,8 @@ def cosine_loss(student: Layers, teacher: Layers, is_token: Bool[Array, 'B T']) 
 
 def hidden_loss(student: Layers, teacher: Layers, is_token: Bool[Array, 'B T']) -> Float[Array, '']:
   """Σ_m MSE(H_m, H_teacher,g(m)) over the layers m = 1 … M of the student, and m = 0, the embedded tokens;
-  each a mean over tokens and channels (Jiao et al. 2020, eq. 8 and 9 with W = 1). g is `spread_evenly`.
+  each a mean over tokens and channels (Jiao et al. 2020, eq. 8 and 9; `project_layers` is W). g is
+  `spread_evenly`.
 
   Raises:
     ValueError: for unequal widths, or numbers of layers that g does not map.
@@ -130,7 +150,7 @@ def require_same_shape(name: str, a: Array, b: Array) -> None:
   require(
     a.shape == b.shape,
     f'{name} compares hidden states, and the width of the student is {a.shape[-1]} and that of the teacher '
-    f'{b.shape[-1]}; use the same config.model.width',
+    f'{b.shape[-1]}; use the same config.model.width, or projection={b.shape[-1]}',
   )
 
 

@@ -13,10 +13,10 @@ import tfm.objectives
 from tfm import spec
 from tfm.errors import require
 from tfm.layers.cross_entropy import VocabShard, log_normalizer
-from tfm.objectives._layer_losses import LAYER_LOSSES, read_layers, trace_layers
+from tfm.objectives._layer_losses import LAYER_LOSSES, project_layers, read_layers, trace_layers
 from tfm.objectives.protocol import Objective, Prediction, add_reports, sum_token_losses
 from tfm.shapes import Array, Float
-from tfm.spec import Fraction, NonNegativeFloat
+from tfm.spec import Fraction, NonNegativeFloat, SizeOrZero
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Distillation(Objective):
 
   With weights of layer losses, as means over tokens times the number of predicted ones: cosine · L_cos
   (Sanh et al. 2019, DistilBERT, §3) + hidden · L_hidn + attention · L_attn (Jiao et al. 2020, TinyBERT, eq. 7
-  to 9), of `tfm.objectives._layer_losses`. TinyBERT's projection W_h is left out: widths must be equal.
+  to 9), of `tfm.objectives._layer_losses`.
 
   The factor T² keeps the gradient of the first term at the scale of the second for every T. The teacher is
   frozen and has no dropout; it has the student's tokenizer and any size. An evaluation measures the student
@@ -40,6 +40,8 @@ class Distillation(Objective):
     hidden: of the squared error of the embedded tokens and of the hidden states after each layer.
     attention: of the squared error of the attention logits of each layer. Each has the memory of all pairs of
       tokens.
+    projection: the width of the teacher, to which a trained layer, one for all hidden states as in TinyBERT's
+      released code, projects those of the student; 0: there is none, and widths must be equal.
 
   Raises:
     ValueError: for a value out of its range, an objective that does not predict tokens, layer losses of an
@@ -53,6 +55,7 @@ class Distillation(Objective):
   cosine: NonNegativeFloat = 0.0
   hidden: NonNegativeFloat = 0.0
   attention: NonNegativeFloat = 0.0
+  projection: SizeOrZero = 0
 
   def __post_init__(self):
     require(self.temperature > 0, f'temperature={self.temperature} must be above 0')
@@ -69,6 +72,10 @@ class Distillation(Objective):
         f'{name}={weight} compares the layers of one stack, and objective={self.objective!r} trains two; set '
         'it to 0',
       )
+    require(
+      not self.projection or self.cosine or self.hidden,
+      f'projection={self.projection} has no effect without cosine and hidden; leave it out',
+    )
 
   @functools.cached_property
   def base(self) -> Objective:
@@ -124,13 +131,19 @@ class Distillation(Objective):
     return self.base.suggested_packing
 
   @property
+  def taught_width(self):
+    return self.projection
+
+  @property
   def layer_losses(self) -> dict[str, tuple[str, Callable]]:
     """Those of `LAYER_LOSSES` that have a weight."""
     return {name: loss for name, loss in LAYER_LOSSES.items() if getattr(self, name)}
 
   def validate_reference(self, model, reference, length):
     def compare(key):
-      layers = [trace_layers(one, key, length) for one in (model, reference)]
+      layers = [
+        trace_layers(one, key, length, projects) for one, projects in ((model, True), (reference, False))
+      ]
       return [
         loss(*layers, jnp.ones(layers[0].last.shape[:2], bool)) for _, loss in self.layer_losses.values()
       ]
@@ -162,7 +175,7 @@ class Distillation(Objective):
       self.chunk,
     )
     layers = (
-      read_layers(model, student.reports),
+      project_layers(model, params, read_layers(model, student.reports)),
       jax.lax.stop_gradient(read_layers(reference.model, teacher.reports)),
     )
     for name, (_, loss) in self.layer_losses.items():

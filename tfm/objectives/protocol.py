@@ -99,6 +99,11 @@ class Objective(abc.ABC):
     return 0
 
   @property
+  def taught_width(self) -> int:
+    """The width to which hidden states are projected to be compared with those of another model; 0: none."""
+    return 0
+
+  @property
   def required_fields(self) -> frozenset[str]:
     """The row fields that it reads in addition to those that all rows have; the packing must have exactly
     these.

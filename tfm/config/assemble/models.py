@@ -150,6 +150,7 @@ def build_model(experiment: 'Experiment', vocab: int, causal: bool, source_vocab
     output_soft_cap=m.output_soft_cap,
     embedding_initializer=build_initializer(experiment, 'embedding_initializer'),
     initializer=build_initializer(experiment, 'initializer'),
+    taught_width=aim.taught_width,
   )
   further = {} if encodes or with_images else dict(further=build_further_predictions(experiment, causal))
   if encodes:
