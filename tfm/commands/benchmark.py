@@ -3,6 +3,7 @@
   tfm benchmark gpt2          training and decoding of a small GPT-2: tfm and transformers, alternating
   tfm benchmark attention     kernels × variants and all mixers, at lengths from 1k to 32k
   tfm benchmark translation   beam search of a run: tfm and transformers' Marian with the same parameters
+  tfm benchmark serving       many clients at once: tfm serve, and a plain server around `generate`
   tfm benchmark ensemble      several seeds trained in one step, and one after another
   tfm benchmark device        one accelerator: calibration, training, kernels, mixers, decoding, a profile
 
@@ -15,6 +16,7 @@ from tfm.benchmark import (
   compare_attention,
   compare_ensemble,
   compare_gpt2,
+  compare_serving,
   compare_translation,
   measure_device,
 )
@@ -24,6 +26,7 @@ SUBJECTS = {
   'gpt2': compare_gpt2,
   'attention': compare_attention,
   'translation': compare_translation,
+  'serving': compare_serving,
   'ensemble': compare_ensemble,
   'device': measure_device,
 }
