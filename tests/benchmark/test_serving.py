@@ -33,6 +33,7 @@ def test_the_ratio_is_that_of_medians(capsys):
 @pytest.mark.rotated(3)
 def test_a_server_is_measured(capsys, monkeypatch):
   monkeypatch.setattr(importlib.util, 'find_spec', lambda name: None)  # without PyTorch
+  monkeypatch.setenv('XLA_FLAGS', '')  # one device
   compare_serving.main(argparse.Namespace(**SIZES))
   output = capsys.readouterr().out
   assert 'tfm serve' in output and 'make oracle' in output and 'ratio' not in output
