@@ -8,7 +8,8 @@ import pytest
 from tfm.decoding.beam import BeamSearch, search
 from tfm.decoding.loop import generate_all
 from tfm.decoding.unroll_layers import unroll_layers
-from tfm.mixers._token_cache import Rounded, TokenCache, active_cache_type
+from tfm.layers.cache_type import Rounded, active_cache_type
+from tfm.mixers._token_cache import TokenCache
 from tfm.mixers.protocol import Context
 from tfm.models.memory import total_bytes
 from tfm.objectives.causal_lm import CausalLM
@@ -74,12 +75,12 @@ def test_a_model_reads_rounded_keys_and_values(name):
   caches, plain = (one.init_caches(2, 16) for one in (model, full))
   # Four bytes become one, and each vector of 8 to 32 channels has a scale.
   assert total_bytes(caches) < {'hybrid': 0.95, 'softmax': 0.45}.get(name, 0.5) * total_bytes(plain)
-  outputs = []
-  for piece in np.split(np.arange(12), [7, 8]):
+  outputs, read = [], jax.jit(lambda *arguments: model.apply({'params': params}, *arguments))
+  for piece in np.split(np.arange(12), [4, 8]):
     context = Context(jnp.asarray(np.tile(piece, (2, 1))), jnp.ones((2, len(piece)), int))
-    logits, caches = model.apply({'params': params}, tokens[:, piece], context, caches)
+    logits, caches = read(tokens[:, piece], context, caches)
     outputs.append(logits)
-  expected = np.asarray(full.apply({'params': params}, *full.arguments(tokens))[0])
+  expected = np.asarray(jax.jit(lambda: full.apply({'params': params}, *full.arguments(tokens))[0])())
   error = np.sqrt(np.mean((np.concatenate(outputs, 1) - expected) ** 2) / np.mean(expected**2))
   assert 1e-4 < error < 0.03, error
 
@@ -95,9 +96,8 @@ def test_evaluation_reads_the_rounded_cache_and_training_does_not():
   for cache in 'full', 'int8':
     model, params = make({}, cache=cache)
     for key in None, jax.random.key(0):
-      features = (
-        CausalLM(chunk=0, layout='packed', recurrence=0).predict(model, params, batch, None, key).features
-      )
+      predict = CausalLM(chunk=0, layout='packed', recurrence=0).predict
+      features = jax.jit(lambda: predict(model, params, batch, None, key).features)()
       losses[cache, key is None] = np.asarray(features)
   np.testing.assert_array_equal(losses['int8', False], losses['full', False])
   difference = np.abs(losses['int8', True] - losses['full', True])

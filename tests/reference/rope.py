@@ -51,6 +51,11 @@ def proportional(theta, channels, share, factor=1.0):
   return np.array(waves), 1.0
 
 
+def hope(theta, channels, length):
+  """Pairs that turn more slowly than once in `length` positions stand still (Chen et al. 2024)."""
+  return np.array([wave if 2 * np.pi / wave <= length else 0 for wave in frequencies(theta, channels)]), 1.0
+
+
 def dynamic(theta, channels, factor, original, length):
   """A larger base, so that the slowest wave slows down with the length (Peng et al. 2023, §3.3)."""
   longer = factor * max(length, original) / original - (factor - 1)

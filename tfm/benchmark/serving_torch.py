@@ -8,12 +8,16 @@ serves the GPT-2 of bytes in a folder at a free port of this machine, which it p
 import sys
 import threading
 
-import fastapi
 import torch
 import transformers
 
 from tfm.data.tokenizers.bytes import Bytes
+from tfm.errors import importing_extra
 from tfm.serving import listen
+
+
+with importing_extra('serve'):
+  import fastapi
 
 
 def build_app(folder: str) -> fastapi.FastAPI:

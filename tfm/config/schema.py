@@ -275,7 +275,7 @@ def _fields() -> dict[str, Any]:
       # number of last checkpoints whose parameters are averaged on loading
       average_checkpoints=Ranged(1, PositiveInt),
       # keys and values of earlier tokens: full, in config.model.dtype; or int8, one scale for each and head
-      cache=OneOf('full', 'mixers._token_cache:CACHE_TYPES'),
+      cache=OneOf('full', 'layers.cache_type:CACHE_TYPES'),
     ),
     # devices along each axis of the mesh; -1: all that remain
     mesh=dict(data=-1, fsdp=1, tensor=1, sequence=1, expert=1, stage=1),

@@ -1,6 +1,7 @@
 """Optimizers, objectives, packings, sources, tokenizers, measures: every file builds a valid variant."""
 
 import inspect
+import types
 
 import flax.linen as nn
 import jax
@@ -130,6 +131,10 @@ class FirstCall(nn.Module):
 
   def classify(self, *args):
     pass
+
+  @nn.nowrap
+  def stack(self):
+    return types.SimpleNamespace(cache_type='full')
 
 
 @pytest.mark.parametrize('name', collect.variants('packing'))

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 import jax
 import jax.numpy as jnp
 import numpy as np
-import safetensors.numpy
 from jax import export
 
 from tfm.decoding.unroll_layers import unroll_encoder, unroll_layers
@@ -25,7 +24,6 @@ from tfm.runs.load import Run
 from tfm.shapes import Array, Int, PyTree
 
 
-CACHE_FILE = 'cache.safetensors'
 LENGTH = 'length'
 NEW = 'new_'
 # What JAX raises for a model that it cannot trace with symbolic sizes.
@@ -211,5 +209,5 @@ def save_description(folder: pathlib.Path, run: Run, forward: Forward, **more: o
   (folder / 'export.json').write_text(json.dumps(fields, indent=2) + '\n', encoding='utf-8')
   if not forward.cache:
     return 'export.json'
-  (folder / CACHE_FILE).write_bytes(safetensors.numpy.save(dict(forward.cache)))
-  return f'export.json and {CACHE_FILE}'
+  save_tensors(folder, forward.cache.items(), [*forward.cache], stem='cache')
+  return 'export.json and cache.safetensors'

@@ -18,7 +18,15 @@ SINGLE_FILE, INDEX = 'model.safetensors', 'model.safetensors.index.json'
 MAX_FILE_BYTES = 5 * 2**30
 ENTRY_BYTES = 200  # of a tensor in the header, at most, without its name
 FREE_SPACE = 'free some space and run the command again'
-DTYPES = {'float32': 'F32', 'float16': 'F16', 'bfloat16': 'BF16', 'int64': 'I64', 'int8': 'I8'}
+DTYPES = {
+  'float32': 'F32',
+  'float16': 'F16',
+  'bfloat16': 'BF16',
+  'float8_e4m3fn': 'F8_E4M3',
+  'int64': 'I64',
+  'int32': 'I32',
+  'int8': 'I8',
+}
 
 
 class TensorFile:
@@ -54,11 +62,13 @@ def save_tensors(
   tensors: Iterable[tuple[str, np.ndarray]],
   names: Sequence[str],
   max_bytes: int = MAX_FILE_BYTES,
+  stem: str = 'model',
 ) -> None:
   """Writes `model.safetensors`, or several files of at most `max_bytes` and their index.
 
   Args:
     names: of all tensors, for the space that a header may need.
+    stem: of the file's name.
   """
   # The numbers begin at a multiple of 8 bytes.
   header_bytes = -(-sum(len(json.dumps(name)) + ENTRY_BYTES for name in ('__metadata__', *names)) // 8) * 8
@@ -69,17 +79,17 @@ def save_tensors(
       files.append(TensorFile(folder / f'part-{len(files)}', header_bytes))
     files[-1].write(name, array)
   files[-1].close()
-  _name_files(folder, files)
+  _name_files(folder, files, stem)
 
 
-def _name_files(folder: pathlib.Path, files: Sequence[TensorFile]) -> None:
+def _name_files(folder: pathlib.Path, files: Sequence[TensorFile], stem: str) -> None:
   if len(files) == 1:
-    files[0].path.rename(folder / SINGLE_FILE)
+    files[0].path.rename(folder / f'{stem}.safetensors')
     return
   weight_map = {}
   for i, file in enumerate(files, start=1):
-    name = f'model-{i:05d}-of-{len(files):05d}.safetensors'
+    name = f'{stem}-{i:05d}-of-{len(files):05d}.safetensors'
     file.path.rename(folder / name)
     weight_map |= dict.fromkeys(file.entries.keys() - {'__metadata__'}, name)
   index = dict(metadata=dict(total_size=sum(file.size for file in files)), weight_map=weight_map)
-  (folder / INDEX).write_text(json.dumps(index, indent=2) + '\n', encoding='utf-8')
+  (folder / f'{stem}.safetensors.index.json').write_text(json.dumps(index, indent=2) + '\n', encoding='utf-8')

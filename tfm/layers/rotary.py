@@ -95,6 +95,18 @@ def proportional(theta: float, channels: int, share: float, factor: float = 1.0)
   return frequencies(theta, channels) * (np.arange(pairs) < int(share * pairs)) / factor, 1.0
 
 
+def hope(theta: float, channels: int, length: int) -> Waves:
+  """HoPE: the pairs that turn whole within the texts of training rotate, at their usual frequencies, and the
+  slower ones carry no position (Chen et al. 2024, HoPE): 2π / θᵢ ≤ length.
+
+  Args:
+    length: of the texts of training, in tokens.
+  """
+  _at_least(1, length=length)
+  waves = frequencies(theta, channels)
+  return waves * (2 * np.pi <= length * waves), 1.0
+
+
 def dynamic(  # more than six parameters: three come from the model, four from the spec
   theta: float,
   channels: int,
@@ -251,6 +263,7 @@ SCALINGS = {
   'none': unscaled,
   'linear': linear,
   'proportional': proportional,
+  'hope': hope,
   'dynamic': dynamic,
   'yarn': yarn,
   'llama3': llama3,

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
+from tfm.layers.cache_type import active_cache_type
 from tfm.layers.checkpoint_names import BLOCK
 from tfm.layers.quantization import INPUT_SIZES, Quantization, active_quantization
-from tfm.mixers._token_cache import active_cache_type
 from tfm.mixers.protocol import ATTENTION, ATTENTION_LOGITS, Context, Memory
 from tfm.models.block import HIDDEN, without_index
 from tfm.models.remat import Policy

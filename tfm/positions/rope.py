@@ -46,6 +46,7 @@ class Rope(Position):
     'rope(fraction=0.5, interleaved=True, scaling="yarn(factor=4, original=8)")',
     'rope(scaling="dynamic(factor=2, original=8)")',
     'rope(scaling="proportional(0.5)")',
+    'rope(scaling="hope(12)")',
   )
 
   def validate(self):

@@ -13,8 +13,8 @@ from tfm.config.assemble.images import OUTPUT, build_patches, count_patches, val
 from tfm.config.assemble.mixers import DTYPES, build_distinct_positions, build_initializer, build_mask
 from tfm.config.schema import default_config, parts
 from tfm.errors import require, suggest
+from tfm.layers.cache_type import active_cache_type
 from tfm.layers.classification_head import CLASS_TOKEN_COUNT, Pooled
-from tfm.mixers._token_cache import active_cache_type
 from tfm.models.block import Block
 from tfm.models.decoder import Decoder
 from tfm.models.diffusion import Diffusion
