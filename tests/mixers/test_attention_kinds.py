@@ -69,6 +69,8 @@ CASES = [
   ('selective', dict(kv_heads=1, bias=False), oracle.selective),
   ('stick_breaking', dict(), oracle.stick_breaking),
   ('stick_breaking', dict(kv_heads=1, bias=False), oracle.stick_breaking),
+  ('path', dict(), oracle.path),
+  ('path', dict(kv_heads=2, bias=False), oracle.path),
 ]
 
 
@@ -112,7 +114,7 @@ def test_invalid_settings(text, model, message):
     make_mixer(text, **model)
 
 
-@pytest.mark.parametrize('text', ['multi_token', 'selective', 'stick_breaking', 'talking_heads'])
+@pytest.mark.parametrize('text', ['multi_token', 'path', 'selective', 'stick_breaking', 'talking_heads'])
 @pytest.mark.parametrize('kernel', ['chunked', 'ring'])
 def test_blockwise_kernels_are_refused(text, kernel):
   module = make_mixer(text, kernel=kernel)

@@ -178,6 +178,25 @@ def test_forgetting_is_that_of_flash_linear_attention(kv_heads, assert_equal):
   assert_equal('mixer/forgetting', 'fla-core', params | dict(forget=forget), theirs, **model)
 
 
+@pytest.mark.parametrize('kv_heads', [H, 2])
+def test_path_is_that_of_flash_linear_attention(kv_heads, assert_equal):
+  draw = np.random.default_rng(2)
+  shapes = dict(w=(D, kv_heads, C), beta=(D, kv_heads))
+  more = {name: dict(kernel=draw.standard_normal(shape).astype(np.float32)) for name, shape in shapes.items()}
+  more['beta']['bias'] = draw.standard_normal(kv_heads).astype(np.float32)
+  w = torch.einsum('btd,dhc->bthc', torch.tensor(X), torch.tensor(more['w']['kernel']))
+  beta = 2 * torch.sigmoid(torch.tensor(X @ more['beta']['kernel'] + more['beta']['bias']))
+  naive = load_fla_reference('path_attn').naive_path_attn
+  params, theirs = run_operator(
+    kv_heads,
+    lambda q, k, v: naive(
+      q, k, v, torch.nn.functional.normalize(w, dim=-1), beta, torch.zeros(B, T, H), C**-0.5, chunk_size=8
+    ),
+  )
+  model = dict(kv_heads=kv_heads, bias=False, position='none', mixer='path')
+  assert_equal('mixer/path', 'fla-core', params | more, theirs, **model)
+
+
 def attend_like_x_transformers(**settings):
   """The attention function of x-transformers, causal, and its module, whose parameters are random."""
   library = pytest.importorskip('x_transformers.attend', reason='needs the extra [oracle]: make oracle')

@@ -84,6 +84,23 @@ def stick_breaking(p, x, visible):
   return attention.attend(weights, v)
 
 
+def path(p, x, visible):
+  """Yang et al. 2025: the tokens after a key, up to the query, reflect it one by one."""
+  q, k, v = (project(p, name, x) for name in 'qkv')
+  w = project(p, 'w', x)
+  w = w / np.sqrt((w * w).sum(-1, keepdims=True))
+  beta = 2 / (1 + np.exp(-(x @ p['beta']['kernel'] + p['beta']['bias'])))
+  logits, group = attention.dot_logits(q, k), q.shape[2] // k.shape[2]
+  for b, h, t, s in np.ndindex(*logits.shape):
+    if visible[b, t, s]:
+      key = k[b, s, h // group].copy()
+      for r in (r for r in range(s + 1, t + 1) if visible[b, t, r]):
+        direction = w[b, r, h // group]
+        key -= beta[b, r, h // group] * direction * (direction @ key)
+      logits[b, h, t, s] = q[b, t, h] @ key / np.sqrt(q.shape[-1])
+  return attention.attend(attention.weights(logits, visible), v)
+
+
 def selective(p, x, visible):
   """Leviathan et al. 2024: head 0 says how much each token masks each earlier one for those after it."""
   q, k, v = (project(p, name, x) for name in 'qkv')

@@ -55,6 +55,7 @@ MIXERS = {
   'multi_token': dict(mixer='multi_token', kernel='dense'),
   'selective': dict(mixer='selective', kernel='dense'),
   'stick_breaking': dict(mixer='stick_breaking', kernel='dense', position='none'),
+  'path': dict(mixer='path', kernel='dense', position='none'),
   'nystromformer': dict(mixer='nystromformer(landmarks=64)', position='none', mask='full'),
   'latent': dict(mixer='latent(rank=128, rope_width=32)', kernel='chunked'),
   'longformer': dict(
