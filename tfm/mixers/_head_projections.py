@@ -2,6 +2,8 @@
 
 from typing import Literal
 
+import jax
+
 from tfm.layers.linear import Linear
 from tfm.mixers.protocol import Mixer
 from tfm.parallel.sharding import shard
@@ -41,3 +43,8 @@ def project_from_heads(
     name='out',
   )(y)
   return shard(y, 'batch', 'length', 'embed')
+
+
+def unit(x: Float[Array, '... C']) -> Float[Array, '... C']:
+  """x / |x|, 0 where x is."""
+  return x * jax.lax.rsqrt((x * x).sum(-1, keepdims=True) + 1e-6)

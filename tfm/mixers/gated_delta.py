@@ -10,7 +10,7 @@ from flax import struct
 from tfm.layers.causal_convolution import CausalConvolution, Window
 from tfm.layers.linear import Linear
 from tfm.mixers._chunks import Runs, join_chunks, split_chunks
-from tfm.mixers._head_projections import project_from_heads, project_to_heads
+from tfm.mixers._head_projections import project_from_heads, project_to_heads, unit
 from tfm.mixers._state_space import LOG_RATES, find_document_starts, segment_sums, step_bias
 from tfm.mixers._triangular import solve
 from tfm.mixers.protocol import Mixer
@@ -198,8 +198,3 @@ def delta_rule(
 def identity(state: Float[Array, 'B H C C']) -> Float[Array, 'B H C C']:
   """The state that another, multiplied from the left, leaves itself."""
   return jnp.broadcast_to(jnp.eye(state.shape[-1], dtype=state.dtype), state.shape)
-
-
-def unit(x: Float[Array, '... C']) -> Float[Array, '... C']:
-  """x / |x|, 0 where x is."""
-  return x * jax.lax.rsqrt((x * x).sum(-1, keepdims=True) + 1e-6)

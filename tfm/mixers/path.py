@@ -7,9 +7,9 @@ from jax.tree_util import Partial
 
 from tfm.layers.linear import Linear
 from tfm.mixers._attention import Attention
+from tfm.mixers._head_projections import unit
 from tfm.mixers._token_cache import TokenCache
 from tfm.mixers._triangular import solve
-from tfm.mixers.gated_delta import unit
 from tfm.parallel.sharding import shard
 from tfm.shapes import Array, Bool, Float, Int
 
