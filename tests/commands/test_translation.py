@@ -65,6 +65,7 @@ def test_evaluate_writes_hypotheses_and_metrics(workdir, capsys):
   assert values['exact'] == pytest.approx(100 * correct / len(rows))
 
 
+@pytest.mark.slow
 def test_generate_from_a_file(workdir, files, capsys):
   (files / 'some').write_text('12\n345\n\n6789\n')
   flags = ['generate', f'--workdir={workdir}', f'--input={files}/some']

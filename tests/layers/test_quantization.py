@@ -192,7 +192,7 @@ def test_a_run_is_quantized_after_training(tiny, tmp_path, spec):
   assert losses[0] != losses[1] and abs(losses[1] - losses[0]) < 0.02, losses
 
 
-@pytest.mark.parametrize('scan', [True, False])
+@pytest.mark.parametrize('scan', [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_the_inputs_of_projections_are_measured(tiny, tmp_path, scan):
   training.train(tiny(**{'training.steps': 1, 'model.scan': scan}), str(tmp_path / 'run'))
   run = runs.load(str(tmp_path / 'run'))

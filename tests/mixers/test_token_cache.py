@@ -68,7 +68,9 @@ def test_only_the_arrays_that_may_be_are_rounded_as_they_are_written():
     assert not pieces[name][:, 5:].any()
 
 
-@pytest.mark.parametrize('name', MODELS)
+@pytest.mark.parametrize(
+  'name', [pytest.param(name, marks=[pytest.mark.slow] * (i > 1)) for i, name in enumerate(MODELS)]
+)
 def test_a_model_reads_rounded_keys_and_values(name):
   tokens = np.random.default_rng(0).integers(0, 61, (2, 12)).astype(np.int32)
   (model, params), (full, _) = make(MODELS[name], cache='int8'), make(MODELS[name])

@@ -166,6 +166,7 @@ def test_a_different_config_is_refused_with_the_difference(command, unbroken):
   assert json.loads((unbroken / 'config.json').read_text())['model']['layers'] == 2
 
 
+@pytest.mark.slow
 def test_last_best_and_numbered_steps(unbroken):
   rows = {r['step']: r['loss'] for r in read(unbroken / 'metrics.jsonl') if r['split'] == 'validation'}
   assert runs.load(unbroken, 'last').step == STEPS

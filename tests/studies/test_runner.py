@@ -83,6 +83,7 @@ def results(workdir):
   return json.loads((workdir / 'results.json').read_text())
 
 
+@pytest.mark.slow
 def test_results_equal_the_metrics_of_the_runs(done, capsys):
   found = results(done)
   assert [arm['name'] for arm in found['arms']] == ['rope', 'learned'] and found['study']['seeds'] == [0, 1]

@@ -76,6 +76,7 @@ def test_at_once_is_as_one_after_another(tiny, side_by_side, tmp_path, monkeypat
     np.testing.assert_allclose(values(result[seed], 'loss'), values(side_by_side[seed], 'loss'), rtol=2e-5)
 
 
+@pytest.mark.slow
 def test_seeds_differ(side_by_side):
   first, second = side_by_side.values()
   assert (

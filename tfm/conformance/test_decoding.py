@@ -17,7 +17,7 @@ from tfm.conformance.tiny import LENGTH, accepted
 from tfm.mixers.protocol import Mixer
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
   'pieces',
   [(5,) + (1,) * 7, (5, 5, 1, 1), (1,) * 12],
@@ -29,7 +29,7 @@ def test_cached_reading_equals_the_full_pass(mixer, position, mask, pieces):
   require_cached_equals_full(tiny, f'{mixer} · {position} · {mask}', pieces)
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
   'mixer', [text for text in collect.specs('mixer') if collect.variant('mixer', text).supports_decoding]
 )
@@ -42,7 +42,7 @@ def test_the_cache_keeps_its_form(mixer):
   assert form[0] == form[1]
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
   'mixer', [text for text in collect.specs('mixer') if collect.variant('mixer', text).supports_decoding]
 )

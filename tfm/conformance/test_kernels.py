@@ -264,7 +264,7 @@ def close(a, b, tolerance):
     np.testing.assert_allclose(x, y, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize('name', CASES)
 def test_dense_is_the_formula(name):
   found, expected = call('dense', CASES[name]), formula(CASES[name])
@@ -272,7 +272,7 @@ def test_dense_is_the_formula(name):
 
 
 # In blocks as long as the rows there is little that could go wrong, and what does is one block of many.
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(
   'text, name',
   [
@@ -292,7 +292,7 @@ def test_every_kernel_is_the_dense_one(text, name):
   require_same_attention(found, expected, TOLERANCE['float32'], f'{text}, {name}, beside dense')
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize('name', ['multi-head', 'packed', 'learned score', 'a row that sees nothing'])
 @pytest.mark.parametrize('text', KERNELS)
 def test_bfloat16(text, name):
