@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from tfm.studies.statistics import power
 from tfm.studies.statistics.shares import boschloo_p
@@ -51,6 +52,26 @@ def test_undecided_says_how_many_seeds_would_decide():
   # A margin is decided first, and too small a difference never.
   assert power.seeds_to_decide(0.0, found.analysis, 3 * floor.deviation) < 12
   assert power.seeds_to_decide(0.0, found.analysis, None) is None
+
+
+@pytest.mark.parametrize('shift', [2.0, 4.0])
+def test_undecided_by_welchs_test_says_how_many_seeds_would_decide(shift):
+  """More than there are, and about four of five such experiments decide (another base varies alike)."""
+  spread = dict(base=1.0, quiet=1.0, calm=1.0, wild=5.0)
+  standard = (np.arange(5) - 2) / np.std(np.arange(5), ddof=1)
+  values = {name: dict(enumerate(sd * standard + shift * (name == 'wild'))) for name, sd in spread.items()}
+  findings = judge_arms(values, {}, dict.fromkeys(values, 'base'), LOWER)
+  assert findings.analysis.noisy == ('wild',)
+  verdict = findings.verdicts['wild']
+  assert verdict.word == 'undecided'
+  if shift == 2:
+    assert verdict.seeds is None
+    return
+  assert 5 < verdict.seeds < 50
+  draw = np.random.default_rng(0)
+  base, wild = (draw.normal(mean, sd, (4000, verdict.seeds)) for mean, sd in ((0, 1), (shift, 5)))
+  ps = stats.ttest_ind(wild, base, axis=1, equal_var=False).pvalue
+  assert np.mean(ps < 0.05 / 3) == pytest.approx(0.8, abs=0.06)
 
 
 def test_one_seed_decides_nothing():

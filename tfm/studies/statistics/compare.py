@@ -35,6 +35,8 @@ class Comparison:
     p: of no difference, corrected for all comparisons of a metric.
     finding: 'higher' or 'lower' than the base, 'same' (within the margin), or 'undecided'.
     reason: a phrase on why it is undecided; '' otherwise.
+    df, seeds: of Welch's test, its degrees of freedom and the seeds of the arm that has fewer; of another test
+      None.
   """
 
   finding: str
@@ -43,6 +45,8 @@ class Comparison:
   interval: tuple[float, float] | None = None
   p: float | None = None
   reason: str = ''
+  df: float | None = None
+  seeds: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,7 +151,7 @@ def _test_apart(
   values: Mapping[str, Values], pairs: Sequence[tuple[str, str]], margin: float | None, total: int
 ) -> dict[str, Comparison]:
   """Welch's test of pairs that have the share len(pairs) / total of ALPHA, from WELCH_SEEDS seeds on."""
-  found, tests = {}, {}
+  found, tests, bases = {}, {}, dict(pairs)
   for arm, base in pairs:
     samples = [[*values[name].values()] for name in (arm, base)]
     difference, fewest = _mean_difference(values, arm, base), min(map(len, samples))
@@ -166,7 +170,9 @@ def _test_apart(
     low, high = test.confidence_interval(1 - ALPHA / total)
     difference = (low + high) / 2
     error = abs(difference / test.statistic) if test.statistic else math.nan
-    found[arm] = _decide(difference, error, (high - low) / 2, p * total / len(pairs), margin)
+    decided = _decide(difference, error, (high - low) / 2, p * total / len(pairs), margin)
+    fewest = min(len(values[arm]), len(values[bases[arm]]))
+    found[arm] = dataclasses.replace(decided, df=float(test.df), seeds=fewest)
   return found
 
 

@@ -1,11 +1,12 @@
 """What a number of seeds can show: the power of Dunnett's test, and the seeds that would decide."""
 
 import math
+from collections.abc import Callable
 
 from tfm.errors import importing_extra
-from tfm.studies.statistics.compare import Analysis
+from tfm.studies.statistics.compare import Analysis, Comparison
 from tfm.studies.statistics.contrasts import critical_value, exchangeable
-from tfm.studies.statistics.summary import LEVEL, Spread
+from tfm.studies.statistics.summary import ALPHA, LEVEL, Spread
 
 
 with importing_extra('ablation'):
@@ -71,9 +72,32 @@ def seeds_to_decide(difference: float, analysis: Analysis, margin: float | None)
       margin is not None and power_to_equal(effect, margin / noise, seeds, df, comparisons) >= POWER
     )
 
+  return _fewest(decides, 1)
+
+
+def seeds_to_decide_apart(comparison: Comparison, comparisons: int, margin: float | None) -> int | None:
+  """The same for arms of unequal spreads, by Welch's test at 1 / comparisons of ALPHA: the error of the
+  difference falls as 1 / √seeds, and degrees of freedom grow as seeds - 1.
+  """
+  now, level = comparison.seeds, ALPHA / comparisons
+
+  def decides(seeds):
+    error = comparison.error * math.sqrt(now / seeds)
+    df, effect = comparison.df * (seeds - 1) / (now - 1), abs(comparison.difference) / error
+    c = stats.t.isf(level / 2, df)
+    if stats.nct.sf(c, df, effect) >= POWER:
+      return True
+    room = 0 if margin is None else margin / error - c
+    return room > 0 and stats.norm.cdf(room - effect) - stats.norm.cdf(-room - effect) >= POWER
+
+  return _fewest(decides, now)
+
+
+def _fewest(decides: Callable[[int], bool], low: int) -> int | None:
+  """The fewest seeds that decide, more than `low`; None for more than MAX_SEEDS."""
   if not decides(MAX_SEEDS):
     return None
-  low, high = 1, MAX_SEEDS  # too few, enough
+  high = MAX_SEEDS
   while high - low > 1:
     middle = (low + high) // 2
     low, high = (low, middle) if decides(middle) else (middle, high)

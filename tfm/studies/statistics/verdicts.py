@@ -120,7 +120,9 @@ def _judge_comparison(analysis: Analysis, arm: str, criterion: Criterion) -> Ver
   words = ('better', 'worse') if criterion.lower_is_better else ('worse', 'better')
   word = dict(zip(('lower', 'higher'), words)).get(comparison.finding, comparison.finding)
   seeds = None
-  if word == 'undecided' and comparison.p is not None and arm not in analysis.noisy:
+  if word == 'undecided' and comparison.df is not None:
+    seeds = power.seeds_to_decide_apart(comparison, analysis.count, criterion.margin)
+  elif word == 'undecided' and comparison.p is not None:
     seeds = power.seeds_to_decide(comparison.difference, analysis, criterion.margin)
   return Verdict(word, comparison, comparison.p, comparison.reason, seeds)
 
