@@ -35,8 +35,7 @@ class Comparison:
     p: of no difference, corrected for all comparisons of a metric.
     finding: 'higher' or 'lower' than the base, 'same' (within the margin), or 'undecided'.
     reason: a phrase on why it is undecided; '' otherwise.
-    df, seeds: of Welch's test, its degrees of freedom and the seeds of the arm that has fewer; of another test
-      None.
+    df, seeds: of Welch's test: degrees of freedom, and the seeds of the arm that has fewer; otherwise None.
   """
 
   finding: str
