@@ -86,17 +86,22 @@ def test_a_program_with_a_cache_reads_a_row_in_pieces(tmp_path):
 
 
 @pytest.mark.parametrize(
-  'name, message',
+  'name, room, message',
   [
-    ('encoder', "cache=16 is for decoders, and config.model.architecture='encoder'; leave it out"),
-    ('prefix', 'sees a prefix whole, so that a text cannot be read in steps; leave out cache'),
+    (
+      'decoder of learned positions',
+      64,
+      'cache=64 needs as many positions, and Learned has 32; use at most cache=32',
+    ),
+    ('encoder', 16, "cache=16 is for decoders, and config.model.architecture='encoder'; leave it out"),
+    ('prefix', 16, 'sees a prefix whole, so that a text cannot be read in steps; leave out cache'),
   ],
 )
-def test_a_cache_of_what_is_not_read_in_steps_is_refused(name, message, tmp_path, monkeypatch):
+def test_a_cache_of_what_is_not_read_in_steps_is_refused(name, room, message, tmp_path, monkeypatch):
   prefix = dict(model=SIZES | dict(mask='prefix'), objective='prefix_lm')
   monkeypatch.setitem(MODELS, 'prefix', prefix)
   with pytest.raises(ValueError, match=re.escape(message)):
-    export(make_run(name), 'stablehlo(cache=16)', tmp_path / 'steps')
+    export(make_run(name), f'stablehlo(cache={room})', tmp_path / 'steps')
 
 
 def test_safetensors_has_the_parameters_by_their_paths(tmp_path):

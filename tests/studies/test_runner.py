@@ -32,7 +32,6 @@ from tfm.studies.study import Study
 
 pytestmark = pytest.mark.rotated(3)
 
-
 STUDY = """
 from ml_collections import ConfigDict
 from tfm.studies.study import Study

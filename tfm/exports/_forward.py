@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import export
 
+from tfm.decoding.loop import list_position_limits
 from tfm.decoding.unroll_layers import unroll_encoder, unroll_layers
 from tfm.errors import require
 from tfm.hf.tensor_files import DTYPES, save_tensors
@@ -152,6 +153,11 @@ def build_step(model: Decoder, params: PyTree, rows: int | str, tokens: int | st
     'prefix' not in model.required_fields,
     'the mask of this model sees a prefix whole, so that a text cannot be read in steps; leave out cache',
   )
+  for name, limit in list_position_limits(model.positions):
+    require(
+      room <= limit,
+      f'cache={room} needs as many positions, and {name} has {limit}; use at most cache={limit}',
+    )
   one, two = (jax.eval_shape(lambda n=n: model.init_caches(n, room)) for n in (1, 2))
   structure = jax.tree.structure(one)
   empty = {

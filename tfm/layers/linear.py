@@ -62,8 +62,8 @@ class Linear(nn.Module):
       raise ValueError(f'Linear contracts {self.shape[:n]} and the input ends in {x.shape[-n:]}')
     x2, kernel = x.astype(self.dtype).reshape(*x.shape[:-n], rows), kernel.reshape(rows, math.prod(columns))
     if is_plain and self.is_mutable_collection(INPUT_SIZES) and not self.is_initializing():
-      seen = self.get_variable(INPUT_SIZES, 'size', 0.0)
-      self.put_variable(INPUT_SIZES, 'size', jnp.maximum(seen, jnp.abs(x2).max().astype(jnp.float32)))
+      before = self.get_variable(INPUT_SIZES, 'size', 0.0)
+      self.put_variable(INPUT_SIZES, 'size', jnp.maximum(before, jnp.abs(x2).max().astype(jnp.float32)))
     dtype = self.output_dtype or self.dtype
     if quantization:
       y = quantization.multiply(x2, kernel, scale, input_scale).astype(dtype)
