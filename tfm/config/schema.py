@@ -197,7 +197,8 @@ def _fields() -> dict[str, Any]:
       initializer=FromTable('normal(0.02)', 'layers.initializer:INITIALIZERS'),
       # of the embedding table
       embedding_initializer=FromTable('normal(0.02)', 'layers.initializer:INITIALIZERS'),
-      # how initial values, rates and scales follow the width: standard, mup(base_width, …) (Yang et al. 2022)
+      # how initial values, rates and scales follow the width: standard, mup(base_width) (Yang et al. 2022);
+      # unit_weights: with residual='spherical' nGPT (Loshchilov et al. 2024)
       parametrization=FromTable('standard', 'layers.parametrization:PARAMETRIZATIONS'),
       # scale initial projections into the residual stream by 1/√(2 layers), or as the residual does
       depth_scaled=True,

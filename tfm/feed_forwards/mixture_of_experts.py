@@ -293,12 +293,13 @@ def _init_each(initializer: Initializer, experts: int) -> Initializer:
   def make(key, shape, dtype):
     return jax.vmap(lambda key: initializer(key, shape[1:], dtype))(jax.random.split(key, experts))
 
-  gain = initializer.gain
+  def adjust(values, names, inputs):
+    return jax.vmap(lambda x: initializer.adjust(x, names[1:], tuple(axis - 1 for axis in inputs)))(values)
+
   return dataclasses.replace(
     initializer,
     make=make,
     inputs=tuple(axis + 1 for axis in initializer.inputs),
     outputs=tuple(axis + 1 for axis in initializer.outputs),
-    gain=gain
-    and (lambda names, shape, inputs: gain(names[1:], shape[1:], tuple(axis - 1 for axis in inputs))),
+    adjust=initializer.adjust and adjust,
   )

@@ -22,7 +22,7 @@ class Initializer:
   Attributes:
     inputs, outputs: the axes of a kernel that are contracted with the input, and the others.
     fan: what the variance is divided by: 'fan_in', 'fan_avg' or '' (nothing).
-    gain: (logical axes, shape, input axes) → a factor on the values, of `parametrization.py`; None: 1.
+    adjust: (values, logical axes, input axes) → the values that `parametrization.py` wants; None: the same.
   """
 
   name: str
@@ -30,7 +30,7 @@ class Initializer:
   inputs: Axes = ()
   outputs: Axes = ()
   fan: str = ''
-  gain: Callable[[tuple[str, ...], tuple[int, ...], Axes], float] | None = None
+  adjust: Callable[[Array, tuple[str, ...], Axes], Array] | None = None
 
   def __call__(self, key, shape, dtype) -> Array:
     return self.make(key, shape, dtype)

@@ -1,4 +1,6 @@
-"""How initial values, learning rates and multipliers depend on the width of a model."""
+"""How initial values, learning rates and multipliers depend on the width of a model, and which weights have
+length one.
+"""
 
 import dataclasses
 import math
@@ -7,7 +9,9 @@ from typing import ClassVar
 
 from tfm.errors import require
 from tfm.layers.initializer import Axes, Factory, Initializer
+from tfm.layers.unit_vectors import normalize, unit_axis
 from tfm.parallel.sharding import Parameter
+from tfm.shapes import Array
 from tfm.spec import Size
 
 
@@ -22,10 +26,12 @@ class Standard:
   Attributes:
     width: D.
     depends_on_width: whether learning rates and multipliers differ from 1.
+    has_unit_weights: whether matrices consist of vectors of length 1, with learned scales beside them.
     multiplier: m, how much wider the model is than the one that the hyperparameters are for.
   """
 
   depends_on_width: ClassVar[bool] = False
+  has_unit_weights: ClassVar[bool] = False
 
   width: int
 
@@ -89,11 +95,11 @@ class Mup(Standard):
     def make(inputs, outputs):
       initializer = factory(inputs, outputs)
 
-      def gain(names, shape, contracted):
+      def adjust(values, names, contracted):
         target = _by_role(names, contracted, self.multiplier**-0.5, 1.0, 1 / self.multiplier)
-        return target / _own_gain(initializer, names, shape, self.multiplier)
+        return target / _own_gain(initializer, names, values.shape, self.multiplier) * values
 
-      return dataclasses.replace(initializer, gain=gain)
+      return dataclasses.replace(initializer, adjust=adjust)
 
     return Factory(make)
 
@@ -103,6 +109,39 @@ class Mup(Standard):
     m = self.multiplier
     rates = (1 / m, 1.0, 1 / m) if normalizes_updates else (1.0, m, 1 / m)
     return _by_role(parameter.names, inputs, *rates)
+
+
+@dataclasses.dataclass(frozen=True)
+class UnitWeights(Standard):
+  """Weights on a sphere; together with the residual stream of unit length of `residuals/spherical.py` this is
+  nGPT (Loshchilov et al. 2024, §2.6).
+
+  Every vector of length D in a matrix, such as the embedding of a token, the weights from the stream to one
+  hidden channel or those from it back, has length 1 at the start and after every update, so that products are
+  cosines. Learned scales beside them start at 1:
+
+    queries and keys  those of `qk_norm` (eq. 15 and 16; there after the rotation, and one for both)
+    hidden layers     up ← √D s_up ⊙ up before the activation, gate ← s_gate ⊙ gate (eq. 20 and 21)
+    logits            z ← s_z ⊙ z, for each token (eq. 3)
+
+  The scales of queries, keys and logits learn √D times as fast as matrices (D times by SGD), which is what it
+  means that they are stored divided by √D (§2.5). There is no norm, the last one included. Weight decay and
+  warm-up are left out in the paper.
+  """
+
+  depends_on_width: ClassVar[bool] = True
+  has_unit_weights: ClassVar[bool] = True
+
+  def scale_initializer(self, factory: Factory) -> Factory:
+    def adjust(values: Array, names: tuple[str, ...], contracted: Axes) -> Array:
+      axis = unit_axis(names)
+      return values if axis is None else normalize(values, axis)
+
+    return Factory(lambda *axes: dataclasses.replace(factory(*axes), adjust=adjust))
+
+  def rate_factor(self, parameter: Parameter, normalizes_updates: bool) -> float:
+    is_scale = [name for name in parameter.names if name != 'layers'] in (['kv'], ['vocab'])
+    return self.width ** (0.5 if normalizes_updates else 1.0) if is_scale else 1.0
 
 
 def _by_role(
@@ -150,4 +189,4 @@ def rate_factors(
   return {path: parametrization.rate_factor(x, normalizes_updates) for path, x in parameters.items()}
 
 
-PARAMETRIZATIONS = {'standard': Standard, 'mup': Mup}
+PARAMETRIZATIONS = {'standard': Standard, 'mup': Mup, 'unit_weights': UnitWeights}

@@ -130,6 +130,11 @@ class Mixer(nn.Module):
     return False
 
   @property
+  def supports_unit_weights(self) -> bool:
+    """Whether weights of unit length suit it: the length of its queries and keys does not matter."""
+    return False
+
+  @property
   def position_width(self) -> int:
     """Channels of a head that its position scheme sees."""
     return self.head_width

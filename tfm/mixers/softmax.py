@@ -18,3 +18,7 @@ class Softmax(SoftmaxAttention):
     'softmax(soft_cap=5.0, qk_norm="rmsnorm", sinks=True, biases="ko")',
     'softmax(normalizer="sigmoid", value_width=3)',
   )
+
+  @property
+  def supports_unit_weights(self):
+    return bool(self.qk_norm)

@@ -10,6 +10,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 
 from tfm.layers.checkpoint_names import name_output
+from tfm.layers.learned_scale import LearnedScale
 from tfm.mixers.protocol import Context, Memory
 from tfm.parallel.sharding import shard
 from tfm.residuals.protocol import Residual
@@ -37,6 +38,7 @@ class Block(nn.Module):
     value_residual: factory of a `ValueResidual`; None: no value residual.
     shares_keys: whether blocks of the stack attend to keys and values of others.
     own_keys: whether this one has its own; if not, it attends to those of the last earlier one that has.
+    scales: projection in a branch, such as 'feed_forward_up' → the arguments of its `LearnedScale`.
 
   With a value residual or shared keys, x is a `Stream`.
   """
@@ -52,6 +54,7 @@ class Block(nn.Module):
   value_residual: Callable | None = None
   shares_keys: bool = False
   own_keys: bool = True
+  scales: Mapping[str, tuple[int, str, float]] = dataclasses.field(default_factory=dict)
 
   @nn.compact
   def __call__(
@@ -78,13 +81,16 @@ class Block(nn.Module):
 
       def transform(name, y):
         nonlocal stream
-        y = apply_canon(f'{branch}_{name}', y)
+        place = f'{branch}_{name}'
+        y = apply_canon(place, y)
+        if place in self.scales:
+          y = LearnedScale(*self.scales[place], name=f'{place}_scale', parent=self)(y)
         if (branch, name) == ('mixer', 'v') and self.value_residual:
           y, stream = self.value_residual(name='value_residual', parent=self)(y, x, stream)
         return y
 
-      has_canon = any(place.startswith(f'{branch}_') for place in self.canon)
-      return {'transform': transform} if has_canon or (branch == 'mixer' and self.value_residual) else {}
+      is_needed = any(place.startswith(f'{branch}_') for place in (*self.canon, *self.scales))
+      return {'transform': transform} if is_needed or (branch == 'mixer' and self.value_residual) else {}
 
     def mix(y):
       nonlocal stream

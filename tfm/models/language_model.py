@@ -1,5 +1,6 @@
 """Language models: a token embedding before the trunk and an output layer over the vocabulary after it."""
 
+import dataclasses
 import functools
 
 import flax.linen as nn
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 from tfm.layers.embedding import Embedding
 from tfm.layers.head_transform import Transform
 from tfm.layers.initializer import Factory, zeros
+from tfm.layers.learned_scale import LearnedScale
 from tfm.layers.linear import Linear
 from tfm.models.trunk import Trunk
 from tfm.parallel.sharding import Parameter, shard, with_logical_axes
@@ -16,7 +18,7 @@ from tfm.shapes import Array, Float, PyTree
 
 
 class LanguageModel(Trunk):
-  """tokens → embedding → trunk → [transform] → [cap] logits over the vocabulary.
+  """tokens → embedding → trunk → [transform] → [scaled] [capped] logits over the vocabulary.
 
   Attributes:
     vocab: V, the number of tokens; rows: of the embedding table, V rounded up.
@@ -26,6 +28,7 @@ class LanguageModel(Trunk):
     output_scale: factor on the input of the output layer, 1/m for a tied table under muP.
     output_transform: activation of a layer before the output; '': no such layer.
     output_bias: whether each token of the output has a bias.
+    scales_output: whether the logit of each token has a learned factor.
     output_soft_cap: logits become cap · tanh(logits / cap) (Gemma Team 2024, Gemma 2, §2); 0: no cap.
     embedding_initializer, initializer: of the table, of other projections.
   """
@@ -41,6 +44,7 @@ class LanguageModel(Trunk):
   output_soft_cap: float
   embedding_initializer: Factory
   initializer: Factory
+  scales_output: bool = dataclasses.field(default=False, kw_only=True)
 
   def setup(self):
     super().setup()
@@ -58,6 +62,8 @@ class LanguageModel(Trunk):
       self.transform = Transform(self.output_transform, self.width, self.norm, self.initializer, self.dtype)
     if self.output_bias:
       self.bias = Bias(self.rows)
+    if self.scales_output:
+      self.output_scales = LearnedScale(self.rows, 'vocab')
 
   @nn.nowrap
   def vocabulary(self, rows: int) -> Embedding:
@@ -80,6 +86,8 @@ class LanguageModel(Trunk):
     y = self.embedding.attend(x) if self.tie_embeddings else self.output(x)
     if self.output_bias:
       y = self.bias(y)
+    if self.scales_output:
+      y = self.output_scales(y)
     if self.output_soft_cap:
       y = self.output_soft_cap * jnp.tanh(y / self.output_soft_cap)
     y = shard(y, 'batch', 'length', 'vocab')
@@ -94,6 +102,7 @@ class LanguageModel(Trunk):
       'output': not self.tie_embeddings,
       'transform': self.output_transform,
       'bias': self.output_bias,
+      'output_scales': self.scales_output,
     }
     return {name: params[name] for name, used in is_used.items() if used}
 

@@ -117,12 +117,12 @@ def with_logical_axes(
     inputs: the axes that are contracted with the input; None: as the initializer says.
   """
   inputs = getattr(initializer, 'inputs', ()) if inputs is None else inputs
-  gain = getattr(initializer, 'gain', None)
+  adjust = getattr(initializer, 'adjust', None)
 
   def init(key, shape, dtype=jnp.float32):
     validate_axes(names, len(shape))
     value = initializer(key, shape, dtype)
-    value = value if gain is None else gain(names, shape, inputs) * value
+    value = value if adjust is None else adjust(value, names, inputs)
     from_end = tuple(axis - len(shape) for axis in inputs)
     return Parameter(value, names, initializer=str(initializer), inputs=from_end)
 

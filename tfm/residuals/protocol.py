@@ -50,6 +50,7 @@ class Residual(abc.ABC):
     required_branches: the names of exactly the branches it is defined for; None: any.
     streams: how many residual streams there are: the stream is [B T D] if one, else [B T N D].
     looks_ahead: whether its output depends on later tokens, which a decoder's must not.
+    has_unit_length: whether every token of the stream has length 1.
     reads_condition: whether it needs `Context.condition`, which diffusion models have; their blocks must.
   """
 
@@ -58,6 +59,7 @@ class Residual(abc.ABC):
   required_branches: ClassVar[tuple[str, ...] | None] = None
   streams: ClassVar[int] = 1
   looks_ahead: ClassVar[bool] = False
+  has_unit_length: ClassVar[bool] = False
   reads_condition: ClassVar[bool] = False
 
   depth: Depth = dataclasses.field(default=Depth(0, 1, False), kw_only=True)

@@ -1,9 +1,9 @@
 """What surrounds an optimizer: clipping, weight decay by path, frozen parameters, learning rates by depth,
-biases that balance experts.
+biases that balance experts, weights of unit length.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from tfm.layers.load_balance import BALANCE_BIAS
+from tfm.layers.unit_vectors import normalize
 from tfm.optimizers.protocol import Optimizer
 from tfm.parallel.sharding import Parameter
 from tfm.shapes import Array, PyTree
@@ -106,6 +107,27 @@ def balance_experts(others: MaskedTransformation, rate: float) -> MaskedTransfor
     others.is_trainable,
     follows_gradient,
   )
+
+
+def keep_unit_length(others: MaskedTransformation, axes: Mapping[str, int]) -> MaskedTransformation:
+  """Updates as `others` does, after which the vectors of matrices along an axis are brought back to length 1.
+
+  Args:
+    axes: path of a matrix → the axis along which it consists of such vectors.
+  """
+
+  def update(grads, state, params):
+    updates, state = others.update(grads, state, params)
+
+    def back_to_sphere(path, x, update):
+      name = path_name(path)
+      if name not in axes or not others.is_trainable(name):
+        return update
+      return normalize(x + update, axes[name]) - x
+
+    return jax.tree_util.tree_map_with_path(back_to_sphere, params, updates), state
+
+  return others._replace(update=update)
 
 
 def offload_state(others: MaskedTransformation) -> MaskedTransformation:

@@ -102,6 +102,10 @@ def build_block(
   layer = build_field(
     f'{where}.feed_forward', spec.factory, b.feed_forward, tfm.feed_forwards, FeedForward, **sizes
   )
+  scales = {}
+  if experiment.parametrization.has_unit_weights:
+    validate_unit_weights(experiment, where, b, mixer, layer, residual)
+    scales = find_hidden_scales(b.feed_forward_width, m.width, layer)
   is_branch = layer.func.is_branch
   width = f'config.{where}.feed_forward_width={b.feed_forward_width}'
   require(not is_branch or b.feed_forward_width >= 1, f'{width} must be at least 1')
@@ -127,6 +131,7 @@ def build_block(
     build_value_residual(experiment, where, b, mixer),
     shares_keys,
     b.own_keys,
+    scales,
   )
 
 
@@ -145,6 +150,39 @@ def build_value_residual(
   )
   initializer = build_initializer(experiment, 'initializer')
   return functools.partial(ValueResidual, kind.share, initializer, DTYPES[m.dtype])
+
+
+def validate_unit_weights(
+  experiment: 'Experiment',
+  where: str,
+  b: ConfigDict,
+  mixer: Callable,
+  feed_forward: Callable,
+  residual: Residual,
+) -> None:
+  """Raises ValueError for fields of a block that have no rule under `UnitWeights`."""
+  text = experiment.config.model.parametrization
+  layer = feed_forward()
+  for field, is_supported, instead in (
+    ('residual', residual.has_unit_length, "'spherical' with norm_placement='res_post'"),
+    ('mixer', mixer().supports_unit_weights, '\'softmax(qk_norm="rmsnorm")\''),
+    ('feed_forward', not layer.is_branch or 'up' in layer.transformed_shapes, "'swiglu'"),
+    ('bias', not b.bias, 'False'),
+    ('canon', not b.canon, "''"),
+  ):
+    require(
+      is_supported,
+      f'config.{where}.{field}={b[field]!r} has no rule for config.model.parametrization={text!r}; use '
+      f'{instead}',
+    )
+
+
+def find_hidden_scales(hidden: int, width: int, feed_forward: Callable) -> dict[str, tuple[int, str, float]]:
+  """Projection → the arguments of its `LearnedScale` under `UnitWeights`: √D before the activation."""
+  return {
+    f'feed_forward_{name}': (hidden, 'mlp', width**0.5 if name == 'up' else 1.0)
+    for name in feed_forward().transformed_shapes
+  }
 
 
 def find_depth(m: ConfigDict, where: str) -> Depth:

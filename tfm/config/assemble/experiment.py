@@ -28,6 +28,7 @@ from tfm.kernels.dense import Dense
 from tfm.layers.lora import DOWN, SCALE, UP, Lora
 from tfm.layers.parametrization import PARAMETRIZATIONS, Standard, rate_factors
 from tfm.layers.quantization import QUANTIZATIONS, Quantization
+from tfm.layers.unit_vectors import unit_axis
 from tfm.models import flops
 from tfm.models.remat import REMAT, Policy
 from tfm.models.trunk import Trunk
@@ -41,6 +42,7 @@ from tfm.training import state as states
 from tfm.training.gradient_transforms import (
   MaskedTransformation,
   balance_experts,
+  keep_unit_length,
   layerwise_decay,
   offload_state,
   path_name,
@@ -180,14 +182,21 @@ class Experiment:
       sizes = [size for part in stacks for size in (part.layers, max(1, len(part.pattern)))]
       factors.append(layerwise_decay(fields.layer_decay, *sizes))
     if self.parametrization.depends_on_width:
-      rates = build_field('optimizer.name', self._rate_factors, fields.name, method)
+      boxes = self._parameters
+      rates = build_field(
+        'optimizer.name', rate_factors, self.parametrization, boxes, method.normalizes_updates, fields.name
+      )
       factors.append(lambda path, x: jnp.float32(rates[path]))
     optimizer = make_optimizer(method, rate, fields.clip, fields.no_decay, self.frozen_pattern, factors)
     optimizer = balance_experts(optimizer, fields.balance_rate)
+    if self.parametrization.has_unit_weights:
+      axes = {path: unit_axis(x.names) for path, x in boxes.items()}
+      optimizer = keep_unit_length(optimizer, {path: axis for path, axis in axes.items() if axis is not None})
     return offload_state(optimizer) if fields.offload else optimizer, rate
 
-  def _rate_factors(self, name: str, method: Optimizer) -> dict[str, float]:
-    """Path → the factor of the parametrization on the learning rate."""
+  @functools.cached_property
+  def _parameters(self) -> dict[str, sharding.Parameter]:
+    """Path → the abstract parameter, for rules that depend on its logical axes."""
     # Kernels have no parameters, and the configured one may not be available on this machine.
     model = flops.with_kernel(self.build_model(vocab=1, source_vocab=1), Dense())
     make = functools.partial(states.init_params, model, batch=1, length=self.config.data.length)
@@ -196,8 +205,7 @@ class Experiment:
     boxed, _ = jax.tree_util.tree_flatten_with_path(
       boxes, is_leaf=lambda x: isinstance(x, sharding.Parameter)
     )
-    parameters = {path_name(path): x for path, x in boxed}
-    return rate_factors(self.parametrization, parameters, method.normalizes_updates, name)
+    return {path_name(path): x for path, x in boxed}
 
   @functools.cached_property
   def parametrization(self) -> Standard:

@@ -135,6 +135,8 @@ def build_model(experiment: 'Experiment', vocab: int, causal: bool, source_vocab
   def rows(vocab):
     return -(-vocab // m.vocab_multiple) * m.vocab_multiple
 
+  if experiment.parametrization.has_unit_weights:
+    validate_unit_weights(experiment)
   vocab += len(aim.special_tokens)
   fields = build_trunk(
     experiment, 'model', causal and not (encodes or with_images), branches=3 if pair else 2
@@ -148,6 +150,7 @@ def build_model(experiment: 'Experiment', vocab: int, causal: bool, source_vocab
     output_transform=m.output_transform,
     output_bias=m.output_bias,
     output_soft_cap=m.output_soft_cap,
+    scales_output=experiment.parametrization.has_unit_weights,
     embedding_initializer=build_initializer(experiment, 'embedding_initializer'),
     initializer=build_initializer(experiment, 'initializer'),
     taught_width=aim.taught_width,
@@ -169,6 +172,23 @@ def build_model(experiment: 'Experiment', vocab: int, causal: bool, source_vocab
   )
   return EncoderDecoder(
     **fields, **further, encoder=encoder, source_vocab=source_vocab, source_rows=rows(source_vocab)
+  )
+
+
+def validate_unit_weights(experiment: 'Experiment') -> None:
+  """Raises ValueError for fields of a model that have no rule under `UnitWeights`."""
+  m = experiment.config.model
+  text, only = m.parametrization, dict(architecture='decoder', output_bias=False, output_transform='')
+  for field, value in only.items():
+    require(
+      m[field] == value,
+      f'config.model.{field}={m[field]!r} has no rule for config.model.parametrization={text!r}; set it to '
+      f'{value!r}',
+    )
+  require(
+    not experiment.objective.further_tokens,
+    f'config.objective={experiment.config.objective!r} has projections without a rule for '
+    f"config.model.parametrization={text!r}; use 'causal_lm'",
   )
 
 
@@ -318,7 +338,7 @@ def build_trunk(experiment: 'Experiment', where: str, causal: bool, branches: in
     ),
     norm=build_norm(experiment, where, part),
     embedding_norm=m.embedding_norm,
-    final_norm=layers[-1].norm_placement != 'post',
+    final_norm=layers[-1].norm_placement != 'post' and not experiment.parametrization.has_unit_weights,
     dropout=m.dropout.embedding,
     dtype=DTYPES[m.dtype],
   )
