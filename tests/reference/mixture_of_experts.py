@@ -33,6 +33,20 @@ def weights(x, valid, router, k, normalize=True, capacity=None, bias=None):
   return g
 
 
+def weights_by_experts(x, valid, router, capacity):
+  """[B, T, E]: as `weights`, each expert taking the ⌈capacity n / E⌉ of n tokens with its greatest
+  probabilities (Zhou et al. 2022, §3.2).
+  """
+  g, E = np.zeros((*x.shape[:2], router.shape[1])), router.shape[1]
+  for b in range(len(x)):
+    tokens = np.flatnonzero(valid[b])
+    p = np.array([softmax(x[b, t] @ router) for t in tokens])
+    for i in range(E):
+      for j in sorted(range(len(tokens)), key=lambda j: -p[j, i])[: math.ceil(capacity * len(tokens) / E)]:
+        g[b, tokens[j], i] = p[j, i]
+  return g
+
+
 def mixture(x, g, expert):
   """Σ_i g_i · expert(i, x) over the chosen experts."""
   y = np.zeros_like(x)

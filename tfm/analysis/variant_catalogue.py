@@ -320,7 +320,11 @@ COLUMNS = {
     'runs on': lambda v: ' '.join(v.kind.platforms) or 'any platform',
     'supports beyond plain causal rows': features,
   },
-  'feed_forward': {name: COMMON[name] for name in ('cache', 'packing', 'sharded over')},
+  'feed_forward': {
+    'noncausal': lambda v: _yes_or_no(v.kind.reads_other_tokens),
+    'cache': lambda v: _yes_or_no(not v.kind.reads_other_tokens and supports_cache(v)),
+    **{name: COMMON[name] for name in ('packing', 'sharded over')},
+  },
   'norm': {'sharded over': own_mesh_axes},
   'residual': {
     'norm placements': lambda v: ' '.join(v.kind.placements),

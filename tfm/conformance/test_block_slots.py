@@ -52,6 +52,11 @@ def looks_ahead(slot, text):
   return slot == 'residual' and collect.variant(slot, text).looks_ahead
 
 
+def needs_whole_rows(slot, text):
+  """Whether the row decides what becomes of a token; a choice has no gradient."""
+  return slot == 'feed_forward' and collect.variant(slot, text).reads_other_tokens
+
+
 def close(a, b):
   np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5)
 
@@ -75,7 +80,8 @@ class TestModel:
     packed, padded = row(a, b), row((PAD, 3), a, (PAD, 2))
     together, _ = tiny(slot, text)(*rows(packed, padded))
     alone, _ = tiny(slot, text)(*rows(row(a)))
-    require_same_logits(together[0, packed[1][0]], alone[0], text, 'before another document in its row')
+    if not needs_whole_rows(slot, text):
+      require_same_logits(together[0, packed[1][0]], alone[0], text, 'before another document in its row')
     require_same_logits(together[1, padded[1][0]], alone[0], text, 'between padding')
 
   @pytest.mark.sampled(6)
@@ -104,7 +110,7 @@ class TestModel:
       slot, text, marks=[pytest.mark.slow] if slot in ('feed_forward', 'norm') or text in SLOW else []
     )
     for slot, text in VARIANTS
-    if not looks_ahead(slot, text)
+    if not looks_ahead(slot, text) and not needs_whole_rows(slot, text)
   ],
 )
 def test_what_is_read_through_a_cache_has_the_logits_of_the_full_pass(slot, text):

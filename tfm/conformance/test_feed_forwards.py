@@ -23,12 +23,15 @@ PLAIN = [
   text for text in SPECS if issubclass(collect.variant('feed_forward', text), MLP) and text != 'swiglu'
 ]
 TRIED = [pytest.param(text, marks=[pytest.mark.slow] if text in PLAIN else []) for text in SPECS]
+# Those that choose among the tokens of a row need it whole, and to themselves.
+ALONE = [text for text in SPECS if collect.variant('feed_forward', text).reads_other_tokens]
+TOKEN_BY_TOKEN = [param for param in TRIED if param.values[0] not in ALONE]
 tiny = functools.cache(lambda text: Tiny(feed_forward=text))
 
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize('pieces', [(5, 5, 1, 1), (1,) * 12], ids=['prefill in pieces', 'steps only'])
-@pytest.mark.parametrize('text', TRIED)
+@pytest.mark.parametrize('text', TOKEN_BY_TOKEN)
 def test_cached_reading_equals_the_full_pass(text, pieces):
   full, _ = tiny(text)(TOKENS, POSITIONS, SEGMENTS)
   caches = tiny(text).model.init_caches(len(TOKENS), LENGTH + SLACK)
@@ -43,7 +46,7 @@ def test_cached_reading_equals_the_full_pass(text, pieces):
   require_same_logits(np.concatenate(read, 1)[real], full[real], text, situation)
 
 
-@pytest.mark.parametrize('text', TRIED)
+@pytest.mark.parametrize('text', TOKEN_BY_TOKEN)
 def test_packed_and_padded_documents_have_the_logits_of_each_alone(text):
   inputs = row(A, B), row(B, (PAD, 2), A[:5]), row((PAD, 3), A, (PAD, 2))
   together, _ = tiny(text)(*rows(*inputs))
@@ -53,6 +56,14 @@ def test_packed_and_padded_documents_have_the_logits_of_each_alone(text):
   for i, j, expected in ((0, 0, a[0]), (0, 1, b[0]), (1, 0, b[0]), (1, 1, a[0, :5]), (2, 0, a[0])):
     situation = f'document {j} of the row {i}'
     require_same_logits(together[i, inputs[i][1][j]], expected, text, situation)
+
+
+@pytest.mark.parametrize('text', ALONE)
+def test_padding_changes_nothing(text):
+  alone, _ = tiny(text)(*rows(row(A)))
+  padded = row((PAD, 3), A, (PAD, 2))
+  together, _ = tiny(text)(*rows(padded))
+  require_same_logits(together[0, padded[1][0]], alone[0], text, 'between padding')
 
 
 def sharded(text, rules):
@@ -70,7 +81,9 @@ def test_the_mesh_changes_nothing(text):
 
 # With a capacity that drops choices too: rows are what counts, wherever they lie.
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize('text', ['mixture_of_experts(shared=1)', 'mixture_of_experts(capacity=0.75)'])
+@pytest.mark.parametrize(
+  'text', ['mixture_of_experts(shared=1)', 'mixture_of_experts(capacity=0.75)', 'expert_choice']
+)
 @pytest.mark.parametrize(
   'sizes, rules, cut',
   [

@@ -48,7 +48,9 @@ class Sharded:
   def __init__(self, **model):
     bare = dict(feed_forward_width=None) if model.get('feed_forward') == 'none' else {}
     self.config = config(**WIDE | bare | model)
-    packs = collect.variant('mixer', self.config.model.mixer).supports_packing
+    m = self.config.model
+    packs = collect.variant('mixer', m.mixer).supports_packing
+    packs = packs and not collect.variant('feed_forward', m.feed_forward).reads_other_tokens
     self.rows = ROWS, *((POSITIONS, SEGMENTS) if packs else ALONE)
     self.rules = sharding.parse_rules(self.config.rules)
     self.model = Experiment(self.config).build_model(VOCAB, causal=False)

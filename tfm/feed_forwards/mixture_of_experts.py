@@ -1,8 +1,6 @@
 """A mixture of experts: each token goes through a few of many feed-forward layers."""
 
-import dataclasses
 import math
-from collections.abc import Callable
 from typing import Annotated
 
 import flax.linen as nn
@@ -10,30 +8,18 @@ import jax
 import jax.numpy as jnp
 from annotated_types import Ge
 
-import tfm.feed_forwards
-from tfm import spec
 from tfm.feed_forwards._expert_groups import mix_groups
 from tfm.feed_forwards._expert_slots import assign_slots
-from tfm.feed_forwards._mlp import MLP
-from tfm.feed_forwards.protocol import FeedForward
-from tfm.layers.checkpoint_names import name_output
-from tfm.layers.float32_gradients import einsum
+from tfm.feed_forwards._experts import Experts
 from tfm.layers.grouped_matmul import permute
-from tfm.layers.initializer import Factory, Initializer, zeros
-from tfm.layers.linear import Linear
+from tfm.layers.initializer import zeros
 from tfm.layers.load_balance import BALANCE_BIAS, carry_excess_load
-from tfm.parallel.sharding import (
-  mesh_axes_of,
-  mesh_axes_per_dimension,
-  shard,
-  shard_over_mesh_axes,
-  with_logical_axes,
-)
+from tfm.parallel.sharding import shard, with_logical_axes
 from tfm.shapes import Array, Bool, Float, Int
 from tfm.spec import NonNegativeFloat, Size, SizeOrZero
 
 
-class MixtureOfExperts(FeedForward):
+class MixtureOfExperts(Experts):
   """y = Σ_i g_i(x) · expert_i(x) over the k experts with the greatest logits r = x · R, in float32
   (Shazeer et al. 2017, §2; Lepikhin et al. 2020, GShard; Fedus et al. 2022, Switch; Jiang et al. 2024,
   Mixtral).
@@ -122,30 +108,9 @@ class MixtureOfExperts(FeedForward):
       if getattr(self, field) < 0:
         raise ValueError(f'{field}={getattr(self, field)} must be 0 or more')
 
-  @property
-  def expert(self) -> type[MLP]:
-    """The class of one expert."""
-    try:
-      return spec.find_variant(self.activation, tfm.feed_forwards, MLP)
-    except spec.SpecError as error:
-      raise ValueError(f'activation={error}') from error
-
-  @property
-  def is_gated(self):
-    return self.expert.is_gated
-
   @nn.compact
   def __call__(self, x: Float[Array, 'B T D'], valid: Bool[Array, 'B T']) -> Float[Array, 'B T D']:
-    with jax.default_matmul_precision('float32'):
-      logits = Linear(
-        (self.width, self.experts),
-        ('embed', 'expert'),
-        self.initializer,
-        bias=False,
-        dtype=jnp.float32,
-        name='router',
-      )(x)
-    logits = shard(logits, 'batch', 'length', None)
+    logits = self.route(x)
     scores = logits
     if self.balance_bias:
       bias = self.param(BALANCE_BIAS, with_logical_axes(zeros, ('expert',)), (self.experts,), jnp.float32)
@@ -161,17 +126,7 @@ class MixtureOfExperts(FeedForward):
     self.report(logits, counts, valid)
     if self.balance_bias:
       self.sow_scalar('losses', BALANCE_BIAS, carry_excess_load(bias, counts))
-    if self.shared:
-      y = y + self.expert(
-        self.width,
-        self.shared * self.hidden,
-        self.bias,
-        self.initializer,
-        self.output_initializer,
-        self.dtype,
-        name='shared',
-      )(x, valid)
-    return shard(y, 'batch', 'length', 'embed')
+    return shard(self.add_shared(y, x, valid), 'batch', 'length', 'embed')
 
   def mix_capped(
     self, x: Float[Array, 'B T D'], choices: Int[Array, 'B T k'], weights: Float[Array, 'B T k']
@@ -197,27 +152,6 @@ class MixtureOfExperts(FeedForward):
     y = (y.astype(jnp.float32) * first_choices_first(weights)[..., None]).sum(1)
     return y.astype(self.dtype)
 
-  def apply_to_slots(self, x: Float[Array, 'B E R D']) -> Float[Array, 'B E R D']:
-    """Applies to the slots of each expert that expert."""
-    # Rows are exchanged by all-to-all over mesh axes that shard both experts and the batch.
-    expert_axes, _, hidden = mesh_axes_per_dimension('expert', 'embed', 'mlp')
-    exchange_axes = tuple(axis for axis in mesh_axes_of('batch') if axis not in expert_axes)
-
-    def shard_slots(x, axis):
-      mlp_axes = tuple(i for i in hidden if i not in exchange_axes) if axis == 'mlp' else ()
-      return shard_over_mesh_axes(x, exchange_axes, expert_axes, (), mlp_axes)
-
-    def project(name, x):
-      projection = self.projection(name)
-      p = projection()
-      y = einsum('gnri,nio->gnro', x, p['kernel'])
-      if self.bias:
-        y = (y + p['bias'][None, :, None]).astype(self.dtype)
-      return shard_slots(y, projection.axes[1])
-
-    x = shard_slots(x, 'embed')
-    return project('down', self.activate(lambda name: project(name, x)))
-
   def mix_dropless(
     self, x: Float[Array, 'B T D'], choices: Int[Array, 'B T k'], weights: Float[Array, 'B T k']
   ) -> Float[Array, 'B T D']:
@@ -232,17 +166,6 @@ class MixtureOfExperts(FeedForward):
       {name: projection() for name, projection in projections.items()},
       {name: projection.axes for name, projection in projections.items()},
     )
-
-  def activate(self, project: Callable[[str], Array]) -> Array:
-    """The hidden layers, from named projections; see `MLP.activate`."""
-    return self.expert.activate(lambda name: name_output(project(name), self, name))
-
-  def projection(self, name: str) -> 'Projections':
-    """The parameters of one projection of all experts."""
-    shape, axes = (self.width, self.hidden), ('embed', 'mlp')
-    if name == 'down':
-      return Projections(self.experts, shape[::-1], axes[::-1], self.output_initializer, self.bias, name=name)
-    return Projections(self.experts, shape, axes, self.initializer, self.bias, name=name)
 
   def report(self, logits, counts, valid) -> None:
     """Losses and metrics, as means over the tokens; `counts`: the choices of each expert."""
@@ -259,47 +182,3 @@ class MixtureOfExperts(FeedForward):
       squares = jax.nn.logsumexp(logits, -1, keepdims=True) ** 2
       self.sow_scalar('losses', 'z_loss', self.z_loss * mean(squares).sum())
     self.sow_scalar('metrics', 'load', chosen.max() * self.experts / self.top_k)
-
-  def sow_scalar(self, collection: str, name: str, value: Float[Array, '']) -> None:
-    """Sows a value, except at initialization, which returns parameters alone."""
-    if not self.is_initializing():
-      self.sow(collection, name, value)
-
-
-class Projections(nn.Module):
-  """W_i [I O] and, with `bias`, b_i [O] of each expert i; `axes` are the logical axes of W."""
-
-  experts: int
-  shape: tuple[int, int]
-  axes: tuple[str, str]
-  initializer: Factory
-  bias: bool
-
-  @nn.compact
-  def __call__(self) -> dict[str, Array]:
-    initializer = with_logical_axes(
-      _init_each(self.initializer((0,), (1,)), self.experts), ('expert', *self.axes)
-    )
-    p = dict(kernel=self.param('kernel', initializer, (self.experts, *self.shape), jnp.float32))
-    if self.bias:
-      zero = with_logical_axes(zeros, ('expert', self.axes[1]))
-      p['bias'] = self.param('bias', zero, (self.experts, self.shape[1]), jnp.float32)
-    return p
-
-
-def _init_each(initializer: Initializer, experts: int) -> Initializer:
-  """Initializes every expert separately: the number of experts is no fan."""
-
-  def make(key, shape, dtype):
-    return jax.vmap(lambda key: initializer(key, shape[1:], dtype))(jax.random.split(key, experts))
-
-  def adjust(values, names, inputs):
-    return jax.vmap(lambda x: initializer.adjust(x, names[1:], tuple(axis - 1 for axis in inputs)))(values)
-
-  return dataclasses.replace(
-    initializer,
-    make=make,
-    inputs=tuple(axis + 1 for axis in initializer.inputs),
-    outputs=tuple(axis + 1 for axis in initializer.outputs),
-    adjust=initializer.adjust and adjust,
-  )

@@ -26,11 +26,14 @@ class FeedForward(nn.Module):
       Canon layer, or a value residual.
     examples: specs that the conformance suite tries; a file whose bare name is a spec needs none.
     is_gated: whether a gate multiplies the hidden layer.
+    reads_other_tokens: whether the result of a token depends on others of its row, later ones and those of
+      other documents too: not for decoders, nor for rows of several documents.
     is_branch: whether there is a layer at all; without one the block has no norm and no parameters for it.
   """
 
   examples: ClassVar[tuple[str, ...]] = ()
   is_gated: ClassVar[bool] = False
+  reads_other_tokens: ClassVar[bool] = False
   is_branch: ClassVar[bool] = True
 
   width: int
@@ -59,7 +62,7 @@ class FeedForward(nn.Module):
   def __call__(self, x: Float[Array, 'B T D'], valid: Bool[Array, 'B T']) -> Float[Array, 'B T D']:
     """y [B T D] of x; `valid` is False for padding.
 
-    The result of a token must not depend on padding or on other documents.
+    The result of a token must not depend on padding, nor, without `reads_other_tokens`, on other documents.
     """
     raise NotImplementedError(f'{type(self).__name__} must implement __call__')
 

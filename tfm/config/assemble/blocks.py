@@ -102,6 +102,16 @@ def build_block(
   layer = build_field(
     f'{where}.feed_forward', spec.factory, b.feed_forward, tfm.feed_forwards, FeedForward, **sizes
   )
+  require(
+    not (causal and layer.func.reads_other_tokens),
+    f'config.{where}.feed_forward={b.feed_forward!r} chooses among all tokens of a row, later ones too, '
+    f"which config.objective={config.objective!r} forbids; use 'mixture_of_experts', or an encoder",
+  )
+  require(
+    not layer.func.reads_other_tokens or experiment.packing.layout == 'contiguous',
+    f'config.{where}.feed_forward={b.feed_forward!r} does not separate the documents of a row, and '
+    f"config.data.packing={config.data.packing!r} puts several into a row; use 'concat', or 'each'",
+  )
   scales = {}
   if experiment.parametrization.has_unit_weights:
     validate_unit_weights(experiment, where, b, mixer, layer, residual)
