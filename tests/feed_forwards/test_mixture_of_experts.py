@@ -66,6 +66,8 @@ SETTINGS = [
   dict(capacity=1e-3),
   dict(experts=40, top_k=5, capacity=1.25),
   dict(capacity=100.0),
+  dict(gate='sigmoid'),
+  dict(gate='sigmoid', top_k=1, normalize=False, capacity=0.7),
 ]
 
 
@@ -74,7 +76,8 @@ def test_equals_the_formula(settings):
   settings = dict(experts=4) | settings
   module = make_layer(**settings)
   params = draw_params(module)
-  g = reference.weights(X, VALID, params['router']['kernel'], module.top_k, module.normalize, module.capacity)
+  rule = module.top_k, module.normalize, module.capacity, None, module.gate
+  g = reference.weights(X, VALID, params['router']['kernel'], *rule)
   y = reference.mixture(X, g, lambda i, x: layers.feed_forward('swiglu', x, **projections(params, i)))
   np.testing.assert_allclose(run(module, params), module.scale * y, rtol=2e-5, atol=2e-5 * np.abs(y).max())
 
@@ -155,11 +158,11 @@ def test_shared_experts_add_one_mlp_to_the_mixture(settings):
   np.testing.assert_allclose(run(both, params), y, rtol=2e-5, atol=2e-5 * np.abs(y).max())
 
 
-@pytest.mark.parametrize('k', [1, 2, 4])
-def test_losses(k):
-  module = make_layer(experts=4, top_k=k, normalize=k > 1, balance=0.5, z_loss=0.25, capacity=0.5)
+@pytest.mark.parametrize('k, gate', [(1, 'softmax'), (2, 'softmax'), (4, 'softmax'), (2, 'sigmoid')])
+def test_losses(k, gate):
+  module = make_layer(experts=4, top_k=k, normalize=k > 1, balance=0.5, z_loss=0.25, capacity=0.5, gate=gate)
   params = draw_params(module)
-  balance, z = reference.losses(X, VALID, params['router']['kernel'], k)
+  balance, z = reference.losses(X, VALID, params['router']['kernel'], k, gate)
   _, variables = run(module, params, mutable=['losses', 'metrics'])
   assert variables['losses']['balance'] == pytest.approx((0.5 * balance,), rel=1e-5)
   assert variables['losses']['z_loss'] == pytest.approx((0.25 * z,), rel=1e-5)
@@ -171,14 +174,16 @@ def test_losses(k):
   assert variables['metrics']['load'] == pytest.approx((load,), rel=1e-6)
 
 
-@pytest.mark.parametrize('settings', [dict(), dict(normalize=False), dict(capacity=0.7)], ids=str)
+@pytest.mark.parametrize(
+  'settings', [dict(), dict(normalize=False), dict(capacity=0.7), dict(gate='sigmoid')], ids=str
+)
 def test_a_bias_chooses_experts_and_does_not_weigh_them(settings):
   module = make_layer(experts=4, balance_bias=True, **settings)
   params = draw_params(module)
   params['balance_bias'] = np.array([0.5, -0.3, 0.0, 0.2])
   router = params['router']['kernel']
   g, unbiased = (
-    reference.weights(X, VALID, router, 2, module.normalize, module.capacity, bias)
+    reference.weights(X, VALID, router, 2, module.normalize, module.capacity, bias, module.gate)
     for bias in (params['balance_bias'], None)
   )
   assert ((g > 0) != (unbiased > 0)).any()

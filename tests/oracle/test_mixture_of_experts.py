@@ -11,6 +11,7 @@ transformers = pytest.importorskip('transformers', reason='needs the extra [orac
 import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2Moe  # noqa: E402
+from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3MoE  # noqa: E402
 from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock, load_balancing_loss_func  # noqa: E402
 from transformers.models.switch_transformers.modeling_switch_transformers import SwitchTransformersSparseMLP  # noqa: E402
 
@@ -37,6 +38,11 @@ def experts(w):
   up, gate = np.split(w['experts.gate_up_proj'].swapaxes(1, 2), 2, -1)
   down = w['experts.down_proj'].swapaxes(1, 2)
   return dict(up=dict(kernel=up), gate=dict(kernel=gate), down=dict(kernel=down))
+
+
+def shared_experts(w):
+  names = dict(up='gate', gate='up', down='down')
+  return {ours: dict(kernel=w[f'shared_experts.{theirs}_proj.weight'].T) for ours, theirs in names.items()}
 
 
 def ours(params, valid=np.ones((B, T), bool), **settings):
@@ -118,9 +124,31 @@ def test_deepseek():
     )
   )
   w = weights(module)
-  shared = {
-    ours: dict(kernel=w[f'shared_experts.{theirs}_proj.weight'].T)
-    for ours, theirs in dict(up='gate', gate='up', down='down').items()
-  }
-  params = dict(router=dict(kernel=w['gate.weight'].T), shared=shared, **experts(w))
+  params = dict(router=dict(kernel=w['gate.weight'].T), shared=shared_experts(w), **experts(w))
   close(ours(params, top_k=3, normalize=False, scale=1.7, shared=2)[0], theirs(module))
+
+
+@pytest.mark.parametrize('normalize', [True, False])
+def test_deepseek_v3(normalize, record_difference):
+  """Sigmoids in place of probabilities, and biases that choose experts and do not weigh them."""
+  module = DeepseekV3MoE(
+    transformers.DeepseekV3Config(
+      hidden_size=D,
+      moe_intermediate_size=F,
+      n_routed_experts=E,
+      num_experts_per_tok=3,
+      n_shared_experts=2,
+      n_group=1,
+      topk_group=1,
+      routed_scaling_factor=2.5,
+      norm_topk_prob=normalize,
+    )
+  )
+  w, bias = weights(module), np.linspace(-0.3, 0.3, E, dtype=np.float32)
+  module.gate.e_score_correction_bias.copy_(torch.tensor(bias))
+  params = dict(router=dict(kernel=w['gate.weight'].T), shared=shared_experts(w), **experts(w))
+  rule = dict(top_k=3, normalize=normalize, scale=2.5, shared=2, gate='sigmoid')
+  y = ours(params | dict(balance_bias=bias), balance_bias=True, **rule)[0]
+  close(y, theirs(module))
+  assert np.abs(y - ours(params, **rule)[0]).max() > 0.1
+  record_difference('feed_forward/mixture_of_experts', 'transformers', y, theirs(module))

@@ -207,6 +207,25 @@ def test_shaw(text):
   close(bias(), biases.shaw(Q, KEY, Q_AT, K_AT, bias.numbers['table']))
 
 
+def test_dense_synthesizer():
+  bias = PositionBias('dense_synthesizer')
+  p = bias.numbers
+  close(bias(), biases.dense_synthesizer(Q, KEY, Q_AT, K_AT, p['table'], p['bias']), 2e-5)
+
+
+def test_random_synthesizer():
+  bias = PositionBias('random_synthesizer(rows=70)')
+  close(bias(), biases.random_synthesizer(Q, KEY, Q_AT, K_AT, bias.numbers['table']))
+
+
+@pytest.mark.parametrize('name', ['dense_synthesizer', 'random_synthesizer'])
+def test_synthesizers_refuse_what_is_longer_than_their_tables(name):
+  assert PositionBias(f'{name}(rows=80)').instance.max_positions == 80
+  assert PositionBias(name).instance.max_positions == 64
+  with pytest.raises(ValueError, match=r'rows=63 is shorter than data.length=64; use at least'):
+    PositionBias(f'{name}(rows=63)')
+
+
 @pytest.mark.parametrize('kind', ['log', 'power'])
 def test_kerple(kind):
   bias = PositionBias(f'kerple({kind!r})')
@@ -270,6 +289,8 @@ PARAMETERS = {
   'deberta(6, p2c=False)': ({'table': (12, D)}, {'key': {'kernel': (D, H, C)}}),
   'shaw(6)': ({}, {'table': (13, C)}),
   'shaw(6, by_head=True)': ({}, {'table': (13, H, C)}),
+  'dense_synthesizer': ({}, {'table': (64, H, C), 'bias': (64, H)}),
+  'random_synthesizer': ({}, {'table': (H, 64, 64)}),
   'kerple': ({}, {'scale_1': (H,), 'scale_2': (H,)}),
   'kerple("power")': ({}, {'scale_1': (H,), 'scale_2': (H,)}),
   'fire(hidden=8, threshold=15.0)': (
@@ -284,7 +305,8 @@ def test_each_parameter_exists_once(text):
   bias = PositionBias(text)
   shapes = jax.tree.map(lambda x: x.shape, (bias.shared, bias.layer))
   assert shapes == PARAMETERS[text]
-  assert bias.instance.reads_content == any(name in text for name in ('transformer_xl', 'deberta', 'shaw'))
+  reading = 'transformer_xl', 'deberta', 'shaw', 'dense_synthesizer'
+  assert bias.instance.reads_content == any(name in text for name in reading)
 
 
 @pytest.mark.parametrize('text', PARAMETERS)

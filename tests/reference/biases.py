@@ -127,6 +127,16 @@ def shaw(q, k, q_at, k_at, table):
   return each(q, k, q_at, k_at, logit)
 
 
+def dense_synthesizer(q, k, q_at, k_at, table, bias):
+  """Tay et al. 2021, §3.1; table [N H C], bias [N H]."""
+  return each(q, k, q_at, k_at, lambda h, q, k, i, j: np.maximum(q, 0) @ table[j, h] + bias[j, h])
+
+
+def random_synthesizer(q, k, q_at, k_at, table):
+  """Tay et al. 2021, §3.2; table [H N N]."""
+  return each(q, k, q_at, k_at, lambda h, q, k, i, j: table[h, i, j])
+
+
 def kerple(q, k, q_at, k_at, r1, r2, kind):
   """Chi et al. 2022."""
 

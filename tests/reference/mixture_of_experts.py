@@ -10,12 +10,13 @@ def softmax(r):
   return e / e.sum()
 
 
-def weights(x, valid, router, k, normalize=True, capacity=None, bias=None):
+def weights(x, valid, router, k, normalize=True, capacity=None, bias=None, gate='softmax'):
   """[B, T, E]: the weight of each expert's output, 0 where it is not chosen.
 
   Top k of x · router (Mixtral, §2.1; `normalize` off: Switch, eq. 2). With a capacity the first choices
   of a row are placed in order, then the second ones, …, while an expert has room (GShard, alg. 1). With a
-  bias it is the top k of probability + bias, and none of it in the weights (Wang et al. 2024, eq. 3).
+  bias it is the top k of probability + bias, and none of it in the weights (Wang et al. 2024, eq. 3). With
+  the gate 'sigmoid' it is that of r instead of the softmax (DeepSeek-V3, eq. 13 to 15).
   """
   B, T, E = *x.shape[:2], router.shape[1]
   g = np.zeros((B, T, E))
@@ -24,12 +25,13 @@ def weights(x, valid, router, k, normalize=True, capacity=None, bias=None):
     for j in range(k):
       for t in range(T):
         r = x[b, t] @ router
-        score = r if bias is None else softmax(r) + bias
+        p = softmax(r) if gate == 'softmax' else 1 / (1 + np.exp(-r))
+        score = p if bias is None else p + bias
         chosen = sorted(range(E), key=lambda i: -score[i])[:k]
         i = chosen[j]
         if valid[b, t] and room[i] > 0:
           room[i] -= 1
-          g[b, t, i] = softmax(r[chosen])[j] if normalize else softmax(r)[i]
+          g[b, t, i] = p[i] / p[chosen].sum() if normalize else p[i]
   return g
 
 
@@ -55,13 +57,16 @@ def mixture(x, g, expert):
   return y
 
 
-def losses(x, valid, router, k):
-  """E Σ f P (Switch, eq. 4, f counting k choices a token) and the mean of log²Σ exp r (ST-MoE, eq. 5)."""
+def losses(x, valid, router, k, gate='softmax'):
+  """E Σ f P (Switch, eq. 4, f counting k choices a token) and the mean of log²Σ exp r (ST-MoE, eq. 5); with
+  the gate 'sigmoid' P is that of r over its sum (DeepSeek-V3, eq. 19).
+  """
   E = router.shape[1]
   f, p, z, n = np.zeros(E), np.zeros(E), 0.0, valid.sum()
   for token in x[valid]:
     r = token @ router
     f[sorted(range(E), key=lambda i: -r[i])[:k]] += 1 / n
-    p += softmax(r) / n
+    s = np.exp(r) if gate == 'softmax' else 1 / (1 + np.exp(-r))
+    p += s / s.sum() / n
     z += np.log(np.exp(r).sum()) ** 2 / n
   return E * (f * p).sum(), z

@@ -19,6 +19,10 @@ from tfm.shapes import Array, Bool, Float, Int
 from tfm.spec import NonNegativeFloat, Size, SizeOrZero
 
 
+# Logits → the logarithm of a token's affinity to each expert.
+GATES = {'softmax': jax.nn.log_softmax, 'sigmoid': jax.nn.log_sigmoid}
+
+
 class MixtureOfExperts(Experts):
   """y = Σ_i g_i(x) · expert_i(x) over the k experts with the greatest logits r = x · R, in float32
   (Shazeer et al. 2017, §2; Lepikhin et al. 2020, GShard; Fedus et al. 2022, Switch; Jiang et al. 2024,
@@ -63,6 +67,9 @@ class MixtureOfExperts(Experts):
       the weights; each step moves the biases by config.optimizer.balance_rate towards even loads (Wang et
       al. 2024, Auxiliary-Loss-Free Load Balancing, eq. 3 and algorithm 1; `layers/load_balance.py`). In
       place of the balance loss with balance=0, or beside it.
+    gate: 'softmax', or 'sigmoid', with which the affinity of a token to one expert does not depend on the
+      others (DeepSeek-AI 2024, DeepSeek-V3, eq. 13 to 15): p = sigmoid(r) in place of the softmax over all E.
+      The k weights are p, or p over their sum; the balance loss takes P_i from p over its sum over all E.
 
   Raises:
     ValueError: for fewer than one expert, a top_k outside of 1 … E or that leaves the router without a
@@ -70,7 +77,7 @@ class MixtureOfExperts(Experts):
   """
 
   examples = (
-    'mixture_of_experts(experts=4, shared=1, balance=0.0, balance_bias=True)',
+    'mixture_of_experts(experts=4, shared=1, balance=0.0, balance_bias=True, gate="sigmoid")',
     # A capacity that drops nothing, so that packing and decoding are exact.
     'mixture_of_experts(experts=4, top_k=1, activation="gelu", normalize=False, capacity=4.0)',
   )
@@ -85,6 +92,7 @@ class MixtureOfExperts(Experts):
   balance: NonNegativeFloat = 0.01
   z_loss: NonNegativeFloat = 0.0
   balance_bias: bool = False
+  gate: str = 'softmax'
 
   def __post_init__(self):
     self.validate()
@@ -102,6 +110,8 @@ class MixtureOfExperts(Experts):
         'use normalize=False'
       )
     self.expert  # raises for an unknown activation
+    if self.gate not in GATES:
+      raise ValueError(f'gate={self.gate!r} is unknown; known: {", ".join(map(repr, GATES))}')
     if self.capacity is not None and self.capacity <= 0:
       raise ValueError(f'capacity={self.capacity} must be more than 0, or None for no limit')
     for field in ('scale', 'shared', 'balance', 'z_loss'):
@@ -111,19 +121,20 @@ class MixtureOfExperts(Experts):
   @nn.compact
   def __call__(self, x: Float[Array, 'B T D'], valid: Bool[Array, 'B T']) -> Float[Array, 'B T D']:
     logits = self.route(x)
-    scores = logits
+    affinities = GATES[self.gate](logits)
+    scores = affinities
     if self.balance_bias:
       bias = self.param(BALANCE_BIAS, with_logical_axes(zeros, ('expert',)), (self.experts,), jnp.float32)
-      scores = jax.nn.softmax(logits) + bias[None, None]
+      scores = jnp.exp(affinities) + bias[None, None]
     # Not `lax.top_k`: for that XLA copies the logits of all devices to each.
     choices = jnp.argsort(-scores, stable=True)[..., : self.top_k]
-    top = jnp.take_along_axis(logits, choices, -1)
-    total = jax.nn.logsumexp(top if self.normalize else logits, -1, keepdims=True)
+    top = jnp.take_along_axis(affinities, choices, -1)
+    total = jax.nn.logsumexp(top, -1, keepdims=True) if self.normalize else 0
     choices = jnp.where(valid[..., None], choices, self.experts)
     mix = self.mix_dropless if self.capacity is None else self.mix_capped
     y = mix(x, choices, self.scale * jnp.exp(top - total))
     counts = (choices[..., None] == jnp.arange(self.experts)[None, None, None]).sum((0, 1, 2))
-    self.report(logits, counts, valid)
+    self.report(logits, affinities, counts, valid)
     if self.balance_bias:
       self.sow_scalar('losses', BALANCE_BIAS, carry_excess_load(bias, counts))
     return shard(self.add_shared(y, x, valid), 'batch', 'length', 'embed')
@@ -167,7 +178,7 @@ class MixtureOfExperts(Experts):
       {name: projection.axes for name, projection in projections.items()},
     )
 
-  def report(self, logits, counts, valid) -> None:
+  def report(self, logits, affinities, counts, valid) -> None:
     """Losses and metrics, as means over the tokens; `counts`: the choices of each expert."""
     count = jnp.maximum(valid.sum(), 1)
     chosen = counts / count
@@ -176,7 +187,7 @@ class MixtureOfExperts(Experts):
       return jnp.where(valid[..., None], x, 0).sum((0, 1)) / count
 
     if self.balance:
-      balance = self.experts * (chosen * mean(jax.nn.softmax(logits))).sum()
+      balance = self.experts * (chosen * mean(jax.nn.softmax(affinities))).sum()
       self.sow_scalar('losses', 'balance', self.balance * balance)
     if self.z_loss:
       squares = jax.nn.logsumexp(logits, -1, keepdims=True) ** 2
