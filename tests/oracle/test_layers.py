@@ -1,4 +1,4 @@
-"""Feed-forward layers, norms and residuals equal published ones, in transformers and x-transformers."""
+"""Feed-forward layers, norms and residuals equal published ones, in transformers and libraries of PyTorch."""
 
 import numpy as np
 import pytest
@@ -10,6 +10,9 @@ transformers = pytest.importorskip('transformers', reason='needs the extra [orac
 x_transformers = pytest.importorskip(
   'x_transformers.x_transformers', reason='needs the extra [oracle]: make oracle'
 )
+hyper = pytest.importorskip('hyper_connections', reason='needs the extra [oracle]: make oracle')
+
+import functools  # noqa: E402
 
 import flax.linen as nn  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
@@ -23,6 +26,7 @@ from tfm.mixers.protocol import Context  # noqa: E402
 from tfm.models.block import Block  # noqa: E402
 from tfm.norms.dyt import DynamicTanh  # noqa: E402
 from tfm.norms.rmsnorm import RMSNorm  # noqa: E402
+from tfm.residuals.hyper_connections import HyperConnections  # noqa: E402
 from tfm.residuals.manifold_hyper_connections import ManifoldHyperConnections  # noqa: E402
 from tfm.residuals.sequential import Sequential  # noqa: E402
 
@@ -119,6 +123,41 @@ def test_norm_placements(placement, layer, config, norms, offset, record_differe
   theirs = run(published, torch.tensor(X))
   np.testing.assert_allclose(ours, theirs, rtol=0, atol=3e-6)
   record_difference('residual/sequential', 'transformers', ours, theirs)
+
+
+def test_hyper_connections(record_difference):
+  """Blocks of the same two functions, with norms, over four streams, which the library keeps in rows. Its
+  versions from 0.1.15 on add to the streams without mixing them.
+  """
+  x = DRAW.standard_normal((2, 5, 4, 8)).astype(np.float32)
+  theirs, params = torch.tensor(x.transpose(0, 2, 1, 3).reshape(8, 5, 8)), {}
+  norm = functools.partial(RMSNorm, epsilon=1e-12)
+  for name, f, factor in (('mixer', torch.sin, 2), ('feed_forward', torch.cos, 3)):
+    published = hyper.HyperConnections(4, dim=8)
+    w = weights(published)
+    read, mix = w['dynamic_alpha_fn'][:, :1], w['dynamic_alpha_fn'][:, 1:]
+    params[f'{name}_connection'] = dict(
+      norm=dict(scale=1 + w['norm.gamma']),
+      read_kernel=read,
+      mix_kernel=mix,
+      write_kernel=w['dynamic_beta_fn'][:, None],
+      read_bias=w['static_alpha'][:, :1],
+      mix_bias=w['static_alpha'][:, 1:] - np.eye(4, dtype=np.float32),
+      write_bias=w['static_beta'][:, None] - 1,
+      read_scale=w['dynamic_alpha_scale'],
+      mix_scale=w['dynamic_alpha_scale'],
+      write_scale=w['dynamic_beta_scale'],
+    )
+    params[f'{name}_norm'] = dict(scale=np.ones(8, np.float32))
+    with torch.no_grad():
+      y, add = published(theirs)
+      theirs = add(f(factor * torch.nn.functional.normalize(y, dim=-1) * 8**0.5))
+  theirs = theirs.reshape(2, 4, 5, 8).transpose(1, 2).numpy()
+  context = Context.contiguous(jnp.zeros((2, 5), jnp.int32))
+  block = Block(Mix, Feed, norm, 'pre', HyperConnections(), 0.0)
+  ours, _ = block.apply({'params': params}, jnp.asarray(x), None, context, None)
+  np.testing.assert_allclose(ours, theirs, rtol=0, atol=5e-6 * np.abs(theirs).max())
+  record_difference('residual/hyper_connections', 'hyper-connections', ours, theirs)
 
 
 def test_manifold_hyper_connections(record_difference):
