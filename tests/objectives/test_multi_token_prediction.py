@@ -11,6 +11,7 @@ from tfm.config.resolve import resolve_config
 from tfm.conformance import tiny
 from tfm.conformance.tiny import LENGTH, VOCAB
 from tfm.mixers.protocol import Context
+from tfm.models import flops
 from tfm.parallel import mesh as meshes
 from tfm.parallel import sharding
 
@@ -126,3 +127,23 @@ def test_the_mesh_changes_nothing():
   jax.tree.map(
     lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5 * size), ours[1], expected[1]
   )
+
+
+def test_the_flops_of_training_are_those_of_all_modules():
+  """Each further token costs a block, a projection of two vectors to one, and logits."""
+  size = dict(layers=2, feed_forward='swiglu')
+  (plain, _), (model, _) = build('causal_lm', **size), build(**size)
+  read, trained, alone = (
+    flops.per_token(plain, LENGTH).kinds,
+    flops.per_token(model, LENGTH).kinds,
+    flops.per_token(model, LENGTH, trains=False).kinds,
+  )
+  assert alone == read
+  more = {name: trained[name] - count for name, count in read.items()}
+  for name in ('mixer', 'feed_forward', f'mixer{flops.PAIRS}'):
+    assert more[name] == pytest.approx(
+      2 * read[name] / 2
+    )  # two modules of one block; the model has two blocks
+  assert more['output'] == pytest.approx(2 * read['output'])
+  D = model.width
+  assert sum(trained.values()) - sum(read.values()) - sum(more.values()) == pytest.approx(2 * 2 * 2 * D * D)

@@ -55,6 +55,13 @@ class Decoder(LanguageModel):
       features.append(y)
     return features
 
+  def all_logits(
+    self, tokens: Int[Array, 'B T'], context: Context
+  ) -> tuple[list[Float[Array, 'B T V']], PyTree]:
+    """The logits of the next token and of each further one: all that training predicts; and no caches."""
+    x, caches = self.features(tokens, context)
+    return [self.logits(x) for x in (x, *self.further_features(x, tokens, context))], caches
+
   @nn.nowrap
   def init_caches(self, batch: int, length: int) -> PyTree:
     """Empty caches for `batch` sequences of up to `length` tokens; touches no parameters."""

@@ -70,7 +70,8 @@ class Product:
   @property
   def kind(self) -> str:
     """By the modules in `scopes`, of which linen writes `name` or, in a method, `name.method`."""
-    model, *inner = self.scopes or ('',)
+    top, *inner = self.scopes or ('',)
+    model = top.partition('.')[0]
     if f'{model}.logits' in inner:
       return 'output'
     modules = [scope.partition('.')[0] for scope in inner]
@@ -105,9 +106,12 @@ def training_flops_per_token(model: nn.Module, length: int) -> float:
   return per_token(model, length).training
 
 
-def per_token(model: nn.Module, length: int) -> Flops:
+def per_token(model: nn.Module, length: int, trains: bool = True) -> Flops:
   """FLOPs per token of a model on rows of `length` tokens; nothing is computed. Of an encoder-decoder, per
   token of the target and one of the source, in rows of as many.
+
+  Args:
+    trains: whether what predicts in training alone counts, such as modules of further tokens.
 
   Raises:
     ValueError: if a product stands in a loop whose repetitions the jaxpr does not tell.
@@ -116,7 +120,10 @@ def per_token(model: nn.Module, length: int) -> Flops:
   counted = with_kernel(model, Counted())
   example = jax.eval_shape(lambda: counted.example(1, length))
   params = jax.eval_shape(counted.init, jax.random.key(0), *example)
-  jaxpr = jax.make_jaxpr(lambda p, *example: counted.apply(p, *example)[0])(params, *example).jaxpr
+  method = 'all_logits' if trains and getattr(counted, 'further', ()) else '__call__'
+  jaxpr = jax.make_jaxpr(lambda p, *example: counted.apply(p, *example, method=method)[0])(
+    params, *example
+  ).jaxpr
   kinds, unmasked = {}, 0.0
   for product in products(jaxpr):
     kinds[product.kind] = kinds.get(product.kind, 0.0) + product.seen / length

@@ -270,7 +270,7 @@ def estimate_arm(
     dict(matched),
     count_trainable_parameters(experiment, state.params),
     flops.training_flops_per_token(model, config.data.length)
-    + (flops.per_token(reference.model, config.data.length).forward if reference else 0),
+    + (flops.per_token(reference.model, config.data.length, trains=False).forward if reference else 0),
     sum(size for _, size, _ in memory),
   )
 
