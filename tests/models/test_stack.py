@@ -1,5 +1,7 @@
 """The stack: a scan is the loop it stands for, at any remat policy, and does not grow with depth."""
 
+import functools
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -8,6 +10,7 @@ import pytest
 
 from tfm.conformance.tiny import LENGTH, VOCAB, decoder, parameters
 from tfm.mixers.protocol import Context
+from tfm.models import memory
 from tfm.models.stack import Stack
 
 
@@ -139,6 +142,25 @@ def test_remat_computes_again_what_its_policy_does_not_keep():
   assert full > none
   assert stored == none  # every product is kept, so none is made twice
   assert none < dots('dots_with_no_batch_dims') < full  # the attention's two are made again
+
+
+@pytest.mark.parametrize('scan', [True, False])
+def test_training_without_a_policy_computes_norms_and_activations_again(scan):
+  """No product is made twice, the gradient is the same, and less is kept."""
+  model = decoder(layers=3, scan=scan, feed_forward='gelu', feed_forward_width=80)
+  params, context = parameters(model), Context.contiguous(TOKENS, train=True)
+
+  def measure(recomputes):
+    stack = functools.partial(model.stack, recomputes=recomputes)
+    run = jax.grad(
+      lambda params: model.clone(stack=stack).apply({'params': params}, TOKENS, context)[0].sum()
+    )
+    jaxpr = jax.make_jaxpr(run)(params)
+    return jax.jit(run)(params), str(jaxpr).count('dot_general'), memory.peak(jaxpr.jaxpr)
+
+  (ours, products, kept), (expected, all_products, all_kept) = measure(True), measure(False)
+  close(ours, expected)
+  assert products == all_products and kept < 0.85 * all_kept
 
 
 @pytest.mark.sampled(5)

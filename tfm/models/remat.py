@@ -2,7 +2,7 @@
 
 The input of a layer, or of a turn of the pattern, is stored in any case; a policy says what else.
 
-  none · full                                 everything · nothing
+  none · full                                 everything but norms and activations of MLPs · nothing
   dots · dots_with_no_batch_dims              products · products of activations with parameters
   save('attention mixer/q')                   what has these names
   offload('block_input')                      nothing, and this moves to host memory meanwhile
@@ -71,7 +71,7 @@ def offload(names: str) -> NamePolicy:
   return save('', names)
 
 
-# name → the checkpoint policy; None: nothing is computed again.
+# name → the checkpoint policy; None: as `layers/recomputation.py` says.
 REMAT = {
   'none': lambda: None,
   'full': lambda: jax.checkpoint_policies.nothing_saveable,

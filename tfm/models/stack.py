@@ -11,6 +11,7 @@ from jax.ad_checkpoint import checkpoint_name
 from tfm.layers.cache_type import active_cache_type
 from tfm.layers.checkpoint_names import BLOCK
 from tfm.layers.quantization import INPUT_SIZES, Quantization, active_quantization
+from tfm.layers.recomputation import recomputes_activations
 from tfm.mixers.protocol import ATTENTION, ATTENTION_LOGITS, Context, Memory
 from tfm.models.block import HIDDEN, without_index
 from tfm.models.remat import Policy
@@ -57,6 +58,8 @@ class Stack(nn.Module):
     shares_keys: whether some blocks attend to keys and values of others.
     quantization: of the projections; None: none.
     cache_type: of keys and values, one of `CACHE_TYPES`.
+    recomputes: whether the backward pass computes norms and activations again, if `remat` says nothing; in a
+      pipeline it would free no memory.
   """
 
   pattern: tuple[Callable, ...]
@@ -70,6 +73,7 @@ class Stack(nn.Module):
   shares_keys: bool = False
   quantization: Quantization | None = None
   cache_type: str = 'full'
+  recomputes: bool = True
 
   @nn.compact
   def __call__(
@@ -84,7 +88,8 @@ class Stack(nn.Module):
       B, T, D = x.shape
       x = jnp.broadcast_to(x[:, :, None], (B, T, self.streams, D))
       x = shard(x, 'batch', 'length', None, 'embed')
-    with active_quantization(self.quantization):
+    recomputes = self.recomputes and self.remat is None and context.train
+    with active_quantization(self.quantization), recomputes_activations(recomputes):
       if self.values or self.shares_keys:
         keys = self.start_keys(context, caches) if self.shares_keys else None
         x, caches = self.run_blocks(Stream.start(x, self.values, keys), memory, context, caches)
