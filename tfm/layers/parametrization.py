@@ -137,7 +137,11 @@ class UnitWeights(Standard):
       axis = unit_axis(names)
       return values if axis is None else normalize(values, axis)
 
-    return Factory(lambda *axes: dataclasses.replace(factory(*axes), adjust=adjust))
+    def make(inputs, outputs):
+      initializer = factory(inputs, outputs)
+      return dataclasses.replace(initializer, name=f'{initializer}, unit length', adjust=adjust)
+
+    return Factory(make)
 
   def rate_factor(self, parameter: Parameter, normalizes_updates: bool) -> float:
     is_scale = [name for name in parameter.names if name != 'layers'] in (['kv'], ['vocab'])
