@@ -139,3 +139,9 @@ def test_the_mesh_changes_nothing(tiny):
 def test_what_has_no_rule_is_refused(tiny, field, value, words):
   with pytest.raises(ValueError, match=rf'^config.*({field}|parametrization).*{words}'):
     Experiment(tiny(**NGPT | {field: value})).build_model(VOCAB)
+
+
+def test_an_encoder_is_refused(tiny):
+  fields = {'model.architecture': 'encoder', 'objective': 'masked_lm', 'data.packing': 'concat'}
+  with pytest.raises(ValueError, match=r"^config.model.architecture='encoder' has no rule .* 'decoder'$"):
+    Experiment(tiny(**NGPT | fields)).build_model(VOCAB)

@@ -74,6 +74,8 @@ def build_model(experiment: 'Experiment', vocab: int, causal: bool, source_vocab
     f'{" and ".join(map(repr, aim.architectures))}, not config.model.architecture={m.architecture!r}; use an '
     f'objective such as {ARCHITECTURES[m.architecture]!r}',
   )
+  if experiment.parametrization.has_unit_weights:
+    validate_unit_weights(experiment)
   for field, readers in ENCODERS.items():
     default = default_config().model[field]
     require(
@@ -135,8 +137,6 @@ def build_model(experiment: 'Experiment', vocab: int, causal: bool, source_vocab
   def rows(vocab):
     return -(-vocab // m.vocab_multiple) * m.vocab_multiple
 
-  if experiment.parametrization.has_unit_weights:
-    validate_unit_weights(experiment)
   vocab += len(aim.special_tokens)
   fields = build_trunk(
     experiment, 'model', causal and not (encodes or with_images), branches=3 if pair else 2
@@ -186,7 +186,7 @@ def validate_unit_weights(experiment: 'Experiment') -> None:
       f'{value!r}',
     )
   require(
-    not experiment.objective.further_tokens,
+    not (experiment.objective.further_tokens or experiment.objective.taught_width),
     f'config.objective={experiment.config.objective!r} has projections without a rule for '
     f"config.model.parametrization={text!r}; use 'causal_lm'",
   )
