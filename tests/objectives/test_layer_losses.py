@@ -129,7 +129,8 @@ def test_dropout_is_of_the_student_alone(tiny):
   def loss(student, teacher):
     return compute(objective, (student, teacher[1]), (teacher[0], teacher[1]), batch)[0][1]['hidden_loss']
 
-  assert loss(teacher[0], (dropped[0], teacher[1])) == 0 < loss(dropped[0], teacher)
+  # Training computes norms in another order than evaluation: squares of roundings remain.
+  assert loss(teacher[0], (dropped[0], teacher[1])) < 1e-12 and loss(dropped[0], teacher) > 1e-3
 
 
 @pytest.mark.sampled(1)
