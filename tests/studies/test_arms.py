@@ -305,13 +305,11 @@ def test_flops_agree_with_the_compiled_step(changes):
   width.
 
   Unscanned, as XLA counts a loop's body once; and all pairs, as the dense kernel computes what the mask
-  hides.
+  hides. Not with the exact GELU: XLA counts an error function, which the backward pass computes again, as
+  dozens of operations.
   """
-  config = complete(
-    dict(
-      data=dict(length=64), model=dict(layers=2, width=128, heads=4, scan=False), training=dict(batch_size=8)
-    )
-  )
+  size = dict(layers=2, width=128, heads=4, scan=False, feed_forward='gelu_tanh')
+  config = complete(dict(data=dict(length=64), model=size, training=dict(batch_size=8)))
   for path, value in changes.items():
     assign(config, path, value)
   experiment = Experiment(resolve_config(config))
