@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 
 import tfm
-from tests.feed_forwards.test_mixture_of_experts import VALID, D, F, X, draw_params, projections, run
+from tests.feed_forwards.test_mixture_of_experts import (
+  VALID,
+  D,
+  F,
+  X,
+  draw_params,
+  projections,
+  require_same_gradients,
+  run,
+)
 from tests.reference import layers
 from tests.reference import mixture_of_experts as reference
 from tfm.feed_forwards.expert_choice import ExpertChoice
@@ -42,15 +51,7 @@ def test_gradients_equal_those_of_the_dense_mixture():
     out = jnp.einsum('btef,efd->bted', jax.nn.gelu(hidden, approximate=False), down['kernel'])
     return ((out + down['bias'][None, None]) * weights[..., None]).sum(2)
 
-  def gradients(f):
-    return jax.jit(jax.grad(lambda params, x: jnp.sin(f(params, x)).sum(), (0, 1)))(params, jnp.float32(X))
-
-  ours = gradients(lambda params, x: module.apply({'params': params}, x, jnp.asarray(VALID)))
-  theirs = gradients(dense)
-  for (path, a), b in zip(jax.tree.leaves_with_path(ours), jax.tree.leaves(theirs), strict=True):
-    size = np.abs(b).max()
-    np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4 * size, err_msg=jax.tree_util.keystr(path))
-    assert size > 0
+  require_same_gradients(module, dense, params)
 
 
 def test_every_expert_has_the_same_load_and_what_none_takes_is_counted():

@@ -222,7 +222,7 @@ def test_random_synthesizer():
 def test_synthesizers_refuse_what_is_longer_than_their_tables(name):
   assert PositionBias(f'{name}(rows=80)').instance.max_positions == 80
   assert PositionBias(name).instance.max_positions == 64
-  with pytest.raises(ValueError, match=r'rows=63 is shorter than data.length=64; use at least'):
+  with pytest.raises(ValueError, match=r'rows=63 is shorter than data.length=64; give the table at least 64'):
     PositionBias(f'{name}(rows=63)')
 
 

@@ -7,12 +7,11 @@ from jax.tree_util import Partial
 from tfm.layers.initializer import lecun_normal, zeros
 from tfm.layers.locations import Locations
 from tfm.parallel.sharding import with_logical_axes
-from tfm.positions.protocol import Position
+from tfm.positions._table import TablePosition
 from tfm.shapes import Array, Float
-from tfm.spec import Size
 
 
-class DenseSynthesizer(Position):
+class DenseSynthesizer(TablePosition):
   """logits += relu(q) · W[position of the key] + b[position of the key] (Tay et al. 2021, Synthesizer, §3.1:
   the dense one, F(x) = W relu(W_Q x) + b).
 
@@ -26,20 +25,7 @@ class DenseSynthesizer(Position):
     ValueError: for fewer rows than the sequences have tokens.
   """
 
-  rows: Size | None = None
-
   reads_content = True
-
-  def validate(self):
-    if self.max_positions < self.length:
-      raise ValueError(f'rows={self.rows} is shorter than data.length={self.length}; use at least that many')
-
-  @property
-  def max_positions(self):
-    return self.length if self.rows is None else self.rows
-
-  def fingerprint(self):
-    return super().fingerprint() | dict(rows=self.max_positions)
 
   @nn.compact
   def bias(self, table):

@@ -5,11 +5,11 @@ import jax.numpy as jnp
 
 from tfm.layers.initializer import normal
 from tfm.parallel.sharding import shard, with_logical_axes
-from tfm.positions.protocol import Position
-from tfm.spec import NonNegativeFloat, Size, SizeOrZero
+from tfm.positions._table import TablePosition
+from tfm.spec import NonNegativeFloat, SizeOrZero
 
 
-class Learned(Position):
+class Learned(TablePosition):
   """x + W[position], with W learned (Gehring et al. 2017; GPT-2, BERT).
 
   Attributes:
@@ -23,25 +23,13 @@ class Learned(Position):
     ValueError: for a table shorter than the sequences, or a negative `before`.
   """
 
-  rows: Size | None = None
   stddev: NonNegativeFloat = 0.02
   before: SizeOrZero = 0
 
   examples = ('learned', 'learned(before=2)')
 
-  def validate(self):
-    if self.max_positions < self.length:
-      raise ValueError(
-        f'rows={self.rows} is shorter than data.length={self.length}; '
-        f'give the table at least {self.length} rows'
-      )
-
-  @property
-  def max_positions(self):
-    return self.length if self.rows is None else self.rows
-
   def fingerprint(self):
-    return super().fingerprint() | dict(rows=self.max_positions, stddev=None)
+    return super().fingerprint() | dict(stddev=None)
 
   @nn.compact
   def embed(self, x, positions):

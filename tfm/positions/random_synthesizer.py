@@ -7,12 +7,12 @@ from jax.tree_util import Partial
 from tfm.layers.initializer import normal
 from tfm.layers.locations import Locations
 from tfm.parallel.sharding import with_logical_axes
-from tfm.positions.protocol import Position
+from tfm.positions._table import TablePosition
 from tfm.shapes import Array, Float
-from tfm.spec import NonNegativeFloat, Size
+from tfm.spec import NonNegativeFloat
 
 
-class RandomSynthesizer(Position):
+class RandomSynthesizer(TablePosition):
   """logits += R[head, position of the query, position of the key], one R for each layer (Tay et al. 2021,
   Synthesizer, §3.2).
 
@@ -28,19 +28,10 @@ class RandomSynthesizer(Position):
     ValueError: for fewer rows than the sequences have tokens.
   """
 
-  rows: Size | None = None
   stddev: NonNegativeFloat = 1.0
 
-  def validate(self):
-    if self.max_positions < self.length:
-      raise ValueError(f'rows={self.rows} is shorter than data.length={self.length}; use at least that many')
-
-  @property
-  def max_positions(self):
-    return self.length if self.rows is None else self.rows
-
   def fingerprint(self):
-    return super().fingerprint() | dict(rows=self.max_positions, stddev=None)
+    return super().fingerprint() | dict(stddev=None)
 
   @nn.compact
   def bias(self, table):
