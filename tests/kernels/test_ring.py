@@ -7,50 +7,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.kernels.on_mesh import ALL_QUERIES, RULES, call_on_mesh, function_on_mesh
 from tfm.analysis.collectives import find_collectives
-from tfm.config.schema import default_config
 from tfm.conformance import collect
-from tfm.conformance.test_kernels import CASES, DROPPED, TOLERANCE, call, close, cotangent, kernel
-from tfm.conformance.tiny import PREFIX
+from tfm.conformance.test_kernels import CASES, DROPPED, TOLERANCE, call, close
 from tfm.kernels import ring
 from tfm.kernels.ring import RingPlan, RingSizes
 from tfm.parallel import mesh as meshes
 from tfm.parallel import sharding
 
 
-RULES = sharding.parse_rules(default_config().rules)
-# Cases with all queries; those with fewer queries than devices cannot be sharded.
-ALL_QUERIES = [name for name, case in CASES.items() if case.queries == (0, 12)]
 QUICK = 'multi-head', 'learned score', 'sinks', 'packed layout', 'whole'
-
-
-def function_on_mesh(text, case):
-  """What `call` computes with rows, heads and tokens sharded over the mesh in force, and its arguments."""
-  a = case.arrays
-  fixed = {name: jnp.asarray(x) for name, x in a.items() if name not in 'qkv'}
-  fixed |= case.make_inputs() | dict(k_prefix=jnp.full_like(fixed['k_positions'], PREFIX))
-  attention = kernel(text)
-
-  @jax.jit
-  def run(q, k, v, *learned):
-    def out(q, k, v, score, bias, sinks):
-      q, k, v = (
-        sharding.shard(x, 'batch', 'length', heads, 'kv')
-        for x, heads in ((q, 'heads'), (k, 'kv_heads'), (v, 'kv_heads'))
-      )
-      return attention(q, k, v, score=score, bias=bias, sinks=sinks, **fixed)
-
-    y, back = jax.vjp(out, q, k, v, *learned)
-    return y, back(jnp.asarray(cotangent(a), y.dtype))
-
-  return run, (*(jnp.asarray(a[name]) for name in 'qkv'), *case.learned())
-
-
-def call_on_mesh(sizes, text, case):
-  """The result of `call` with rows, heads and tokens sharded over a mesh."""
-  run, arguments = function_on_mesh(text, case)  # outside the mesh context: its arrays lie on no mesh
-  with sharding.context(meshes.make(sizes), RULES):
-    return run(*arguments)
 
 
 @pytest.mark.sampled(2)

@@ -41,7 +41,10 @@ def test_resolve(sizes, devices, resolved):
     (dict(data=-1, fsdp=-1), 'config.mesh.data and config.mesh.fsdp are both -1'),
     (dict(data=0), 'config.mesh.data=0 must be at least 1'),
     (dict(fsdp=-2), 'config.mesh.fsdp=-2 must be at least 1'),
-    (dict(model=2), 'mesh.model is not a mesh axis; use one of stage, data, fsdp, expert, sequence, tensor'),
+    (
+      dict(model=2),
+      'mesh.model is not a mesh axis; use one of stage, data, fsdp, expert, sequence, ulysses, tensor',
+    ),
     (dict(), 'needs 1 devices and there are 8'),
   ],
 )

@@ -84,7 +84,17 @@ REFUSED = {
   'length': (
     {'mesh.sequence': 8, 'data.length': 12},
     'config.data.length=12 gives rows of 12 inputs, which do not divide over the 8 devices '
-    "of the mesh axes 'sequence'; .* devices is data=2 sequence=4$",
+    "of the mesh axes 'sequence ulysses'; .* devices is data=2 sequence=4$",
+  ),
+  'heads for tokens': (
+    {'mesh.ulysses': 8},
+    'config.model.heads=4: config.mesh.tensor × config.mesh.ulysses = 8 exchanges tokens for 4 heads, which '
+    'do not divide over 8 devices; .* the nearest valid mesh of 8 devices is data=2 ulysses=4$',
+  ),
+  'heads for tokens, beside tensor': (
+    {'mesh.ulysses': 4, 'mesh.tensor': 2},
+    'config.mesh.tensor × config.mesh.ulysses = 8 exchanges tokens for 4 heads, '
+    '.* devices is data=2 ulysses=2 tensor=2$',
   ),
   'recurrence': (
     {'mesh.sequence': 8, 'training.recurrence_length': 4},
@@ -226,8 +236,8 @@ def test_rows_of_several_lengths_cannot_be_cut(tiny):
   )
   with pytest.raises(
     ValueError,
-    match="config.data.packing='buckets' makes rows of several lengths, which the mesh axes 'sequence'.*"
-    'devices is data=8',
+    match="config.data.packing='buckets' makes rows of several lengths, which the mesh axes 'sequence "
+    "ulysses'.*devices is data=8",
   ):
     validate_run(Experiment(config), 8)
 

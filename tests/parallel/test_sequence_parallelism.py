@@ -31,7 +31,7 @@ MIXERS = {
   'mixer', [pytest.param(name, marks=[] if name[:6] == 'linear' else pytest.mark.slow) for name in MIXERS]
 )
 def test_loss_and_gradients_are_those_of_one_device(mixer):
-  equal_on(sharded(mixer=mixer, position=MIXERS[mixer], mask='causal'), dict(data=2, sequence=4))
+  equal_on(sharded(mixer=mixer, position=MIXERS[mixer], mask='causal'), dict(data=2, sequence=2, ulysses=2))
 
 
 def test_a_state_goes_from_piece_to_piece():
@@ -59,7 +59,8 @@ def test_a_state_goes_from_piece_to_piece():
     )
 
   expected = run(lambda scan, *args: scan(*args))
-  with sharding.context(meshes.make(dict(sequence=8)), sharding.parse_rules(dict(length='sequence'))):
+  rules = sharding.parse_rules(dict(length='sequence ulysses'))
+  with sharding.context(meshes.make(dict(sequence=4, ulysses=2)), rules):
     found = run(sequence_parallelism.scan_over_sequence_shards)
   for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
     np.testing.assert_allclose(one, other, rtol=1e-5)

@@ -7,14 +7,17 @@ from collections.abc import Iterator, Mapping
 
 from ml_collections import ConfigDict
 
+import tfm.mixers
+from tfm import spec
 from tfm.config.assemble import Experiment
 from tfm.config.assemble.images import build_patches, count_patches
 from tfm.config.schema import parts
 from tfm.errors import require
 from tfm.kernels.dense import Dense
+from tfm.mixers.protocol import Mixer
 from tfm.models import flops
 from tfm.parallel import mesh as meshes
-from tfm.parallel import pipeline_parallelism, sharding
+from tfm.parallel import pipeline_parallelism, sharding, ulysses
 from tfm.parallel.mesh_request import DivisibilityConstraint, MeshRequest, RangeConstraint, SliceConstraint
 from tfm.shapes import PyTree
 from tfm.training import state as states
@@ -73,6 +76,7 @@ def list_constraints(experiment: Experiment) -> Iterator[DivisibilityConstraint]
   slices = experiment.config.slices
   yield SliceConstraint(max(slices.count, 1), (slices.axis,))
   yield from batch_constraints(experiment)
+  yield from head_constraints(experiment)
   yield from layer_constraints(experiment)
 
 
@@ -135,6 +139,24 @@ def batch_constraints(experiment: Experiment) -> Iterator[DivisibilityConstraint
         f'devices of the mesh axes {config.rules.length!r}; use a multiple of {shards}'
       ),
     )
+
+
+def head_constraints(experiment: Experiment) -> Iterator[DivisibilityConstraint]:
+  """What a mesh must divide that exchanges tokens for heads during attention."""
+  config = experiment.config
+  if ulysses.AXIS not in config.rules.length.split():
+    return
+  axes = *config.rules.heads.split(), ulysses.AXIS
+  for where, part in parts(config).items():
+    mixer = spec.find_variant(spec.parse(part.mixer).name, tfm.mixers, Mixer, part.mixer)
+    if any(field.name == 'kernel' for field in dataclasses.fields(mixer)):
+      yield ulysses.HeadConstraint(
+        part.heads,
+        axes,
+        lambda shards, where=where, heads=part.heads: (
+          f'config.{where}.heads={heads}: {ulysses.indivisible_heads_message(heads, axes, shards)}'
+        ),
+      )
 
 
 def layer_constraints(experiment: Experiment) -> Iterator[DivisibilityConstraint]:

@@ -280,7 +280,7 @@ def _fields() -> dict[str, Any]:
       cache=OneOf('full', 'layers.cache_type:CACHE_TYPES'),
     ),
     # devices along each axis of the mesh; -1: all that remain
-    mesh=dict(data=-1, fsdp=1, tensor=1, sequence=1, expert=1, stage=1),
+    mesh=dict(data=-1, fsdp=1, tensor=1, sequence=1, ulysses=1, expert=1, stage=1),
     slices=dict(  # groups of devices with a slow network between them
       count=-1,  # -1: as the devices report; of GPUs any number that divides them
       axis='data',  # the only mesh axis across slices: data, stage
@@ -297,7 +297,7 @@ def _fields() -> dict[str, Any]:
     ),
     rules=dict(  # the mesh axes that shard this logical axis; '': none
       batch='data fsdp expert',
-      length='sequence',
+      length='sequence ulysses',
       vocab='tensor',
       heads='tensor',
       kv_heads='tensor',

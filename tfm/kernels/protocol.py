@@ -16,6 +16,7 @@ from tfm.errors import require
 from tfm.layers.dot_product import scaled_dot
 from tfm.layers.locations import Locations, same_document
 from tfm.parallel import mesh
+from tfm.parallel.ulysses import exchange_tokens_for_heads
 from tfm.shapes import Array, Bool, Float, Int
 
 
@@ -334,12 +335,17 @@ class Kernel(abc.ABC):
 
   def attend_or_raise(self, q, k, v, inputs: AttentionInputs):
     """`attend`, or a ValueError with the reason why this kernel cannot be used."""
-    if reason := self.unavailable_reason(mesh.current_platform()) or self.unsupported_reason(q, k, v, inputs):
-      raise ValueError(
+
+    def attend(q, k, v):
+      reason = self.unavailable_reason(mesh.current_platform()) or self.unsupported_reason(q, k, v, inputs)
+      require(
+        not reason,
         f'kernel={type(self).__name__.lower()!r} cannot be used: {reason}; '
-        '--config.model.kernel=auto chooses another one'
+        '--config.model.kernel=auto chooses another one',
       )
-    return self.attend_under_name(q, k, v, inputs)
+      return self.attend_under_name(q, k, v, inputs)
+
+    return exchange_tokens_for_heads(attend, q, k, v)
 
   def attend_under_name(self, q, k, v, inputs: AttentionInputs):
     """`attend`, whose output has the `CHECKPOINT_NAME`."""

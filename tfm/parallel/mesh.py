@@ -15,14 +15,15 @@ from tfm.parallel import chip_specs
 # From the outermost axis to the innermost, whose devices are nearest neighbours (one board, one host):
 # communication grows in this order. Pipeline stages send activations, and data parallelism reduces gradients
 # once per step, which can overlap with computation; fsdp gathers the parameters of each layer; expert and
-# sequence parallelism exchange tokens, keys and values in every layer; tensor parallelism reduces whole
-# activations several times per layer, and every device waits for them.
+# sequence parallelism exchange tokens, keys and values in every layer, which ulysses cannot overlap with
+# computation; tensor parallelism reduces whole activations several times per layer, and every device waits.
 AXES = {
   'stage': 'consecutive groups of layers (pipeline parallelism)',
   'data': 'rows of the batch, with the model replicated (data parallelism)',
   'fsdp': 'rows of the batch, with parameters and optimizer state sharded over the same devices',
   'expert': 'rows of the batch, with the experts of mixtures sharded over the same devices',
   'sequence': 'tokens of each row (context parallelism)',
+  'ulysses': 'tokens of each row, and heads instead of tokens during attention',
   'tensor': 'heads, feed-forward width and vocabulary',
 }
 

@@ -10,8 +10,8 @@ from tfm.parallel import mesh as meshes
 
 # Tie-breaks between equally near meshes: requested axes to preserve and unrequested axes to avoid, most
 # important first. The size of `data` is the easiest to change.
-REQUESTED_AXIS_PRIORITY = 'tensor', 'sequence', 'expert', 'stage', 'fsdp', 'data'
-UNREQUESTED_AXIS_PRIORITY = 'expert', 'stage', 'sequence', 'tensor', 'fsdp', 'data'
+REQUESTED_AXIS_PRIORITY = 'tensor', 'ulysses', 'sequence', 'expert', 'stage', 'fsdp', 'data'
+UNREQUESTED_AXIS_PRIORITY = 'expert', 'stage', 'ulysses', 'sequence', 'tensor', 'fsdp', 'data'
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,9 +21,9 @@ def sequence_shards() -> tuple[tuple[str, ...], int]:
   return axes, math.prod(shape[axis] for axis in axes)
 
 
-def manual_axes(axis: str) -> set[str]:
-  """The manual axes of a `shard_map` over sequence shards: their axis, and the stage axis of a pipeline."""
-  return {axis, pipeline_parallelism.AXIS} if pipeline_parallelism.stage_count() > 1 else {axis}
+def manual_axes(*axes: str) -> set[str]:
+  """The manual axes of a `shard_map` over sequence shards: their axes, and the stage axis of a pipeline."""
+  return {*axes, pipeline_parallelism.AXIS} if pipeline_parallelism.stage_count() > 1 else {*axes}
 
 
 def scan_over_sequence_shards(
@@ -39,7 +39,7 @@ def scan_over_sequence_shards(
   The final state of a shard must be affine in its initial state, h → A h + b. Each device scans its shard
   from a zero state, which gives b, and the derivative with respect to the state gives A. The devices
   all-gather A and b (n states, no tokens), compute the state before their shard from them, and scan again
-  from it. If no single axis shards the rows evenly, the compiler partitions the scan.
+  from it. If the mesh does not shard the rows, or not evenly, the compiler partitions the scan.
 
   Args:
     rows: arrays [B, T, …]; shared: arrays that are the same for all tokens, such as parameters.
@@ -48,9 +48,8 @@ def scan_over_sequence_shards(
     act: (A, h) → A h.
   """
   axes, n = sequence_shards()
-  if len(axes) != 1 or jax.tree.leaves(rows)[0].shape[1] % n:
+  if not axes or jax.tree.leaves(rows)[0].shape[1] % n:
     return scan(state, rows, shared)
-  [axis] = axes
 
   def scan_shard(device: Int[Array, '1'], state, rows, shared):
     zero_state = jax.tree.map(jnp.zeros_like, state)
@@ -62,15 +61,15 @@ def scan_over_sequence_shards(
       offset, factor = affine_map
       return jax.tree.map(lambda a, h, b: act(a, h) + b, factor, state, offset), state
 
-    last, initial_states = jax.lax.scan(compose, state, jax.lax.all_gather(affine_map, axis))
+    last, initial_states = jax.lax.scan(compose, state, jax.lax.all_gather(affine_map, axes))
     _, outputs = scan(jax.tree.map(lambda x: x[device[0]], initial_states), rows, shared)
     return last, outputs
 
-  sharded, replicated = PartitionSpec(None, axis), PartitionSpec()
+  sharded, replicated = PartitionSpec(None, axes), PartitionSpec()
   return jax.shard_map(
     scan_shard,
-    in_specs=(PartitionSpec(axis), replicated, sharded, replicated),
+    in_specs=(PartitionSpec(axes), replicated, sharded, replicated),
     out_specs=(replicated, sharded),
-    axis_names=manual_axes(axis),
+    axis_names=manual_axes(*axes),
     check_vma=False,
   )(jnp.arange(n), state, rows, shared)

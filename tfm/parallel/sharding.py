@@ -256,17 +256,22 @@ _traced_rules = jax.make_user_context()
 
 def context(mesh: Mesh, rules: Rules) -> Any:
   """A context manager that sets the current mesh and rules."""
-  return _Context(mesh, rules)
+  return _Contexts(jax.set_mesh(mesh), rules_context(rules))
 
 
-class _Context:
-  def __init__(self, mesh: Mesh, rules: Rules):
-    self.entered = jax.set_mesh(mesh), nn.logical_axis_rules(rules), _traced_rules(rules)
+def rules_context(rules: Rules) -> Any:
+  """A context manager that sets the current rules."""
+  return _Contexts(nn.logical_axis_rules(rules), _traced_rules(rules))
+
+
+class _Contexts:
+  def __init__(self, *managers: Any):
+    self.managers = managers
 
   def __enter__(self):
-    for manager in self.entered:
+    for manager in self.managers:
       manager.__enter__()
 
   def __exit__(self, *error):
-    for manager in reversed(self.entered):
+    for manager in reversed(self.managers):
       manager.__exit__(*error)
