@@ -24,8 +24,8 @@ PRESETS = {
   'tensor': 'heads, feed-forward and vocabulary (Megatron). Two all-reduces of activations per layer, '
   'forward and backward; keep it within a host.',
   'sequence': 'tokens of each row (context parallelism), for rows that do not fit on one device.',
-  'ulysses': 'tokens of each row, as `sequence`; attention exchanges tokens for heads (DeepSpeed-Ulysses), so '
-  'that each device has whole rows of some heads. Eight all-to-alls per layer, both passes together.',
+  'ulysses': 'tokens of each row, and heads instead during attention (DeepSpeed-Ulysses), for kernels that '
+  'need whole rows. Eight all-to-alls per layer, forward and backward together.',
   'expert': 'rows, and the experts of mixtures. All-to-all of tokens to experts and back, twice per layer.',
   'stage': 'layers (pipeline). Each stage sends the activations of one microbatch to the next stage while it '
   'computes the next microbatch; more and smaller microbatches (config.pipeline) shorten the idle time.',

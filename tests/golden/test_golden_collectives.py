@@ -30,7 +30,7 @@ STEPS = {
   'tensor': (dict(tensor=8), {}),
   'sequence': (dict(sequence=8), RING),
   'sequence and fsdp': (dict(fsdp=4, sequence=2), RING),
-  'ulysses': (dict(ulysses=8), {}),
+  'ulysses': (dict(ulysses=8), {'model.kernel': 'chunked(queries=8, keys=8)'}),
   'ulysses and sequence': (dict(ulysses=4, sequence=2), RING),
   'experts': (dict(data=2, expert=4), EXPERTS),
   'stages': (dict(stage=4, data=2), {'model.layers': 4}),

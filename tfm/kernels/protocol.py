@@ -24,6 +24,8 @@ from tfm.shapes import Array, Bool, Float, Int
 CHECKPOINT_NAME = 'attention'
 # JAX's primitives of fused attention, whose residuals have no name.
 FUSED_ATTENTION = frozenset({'dot_product_attention_fwd_wrapper'})
+# The inputs that have one number for each token.
+OF_TOKENS = 'q_positions', 'k_positions', 'q_segments', 'k_segments', 'k_prefix'
 # Why vendors' kernels are not compiled for a GPU that is not attached.
 NO_GPU_ATTACHED = 'it depends on the compute capability of the GPU, and none is attached'
 
@@ -336,16 +338,18 @@ class Kernel(abc.ABC):
   def attend_or_raise(self, q, k, v, inputs: AttentionInputs):
     """`attend`, or a ValueError with the reason why this kernel cannot be used."""
 
-    def attend(q, k, v):
-      reason = self.unavailable_reason(mesh.current_platform()) or self.unsupported_reason(q, k, v, inputs)
+    def attend(q, k, v, of_tokens):
+      of_all = inputs.replace(**of_tokens)
+      reason = self.unavailable_reason(mesh.current_platform()) or self.unsupported_reason(q, k, v, of_all)
       require(
         not reason,
         f'kernel={type(self).__name__.lower()!r} cannot be used: {reason}; '
         '--config.model.kernel=auto chooses another one',
       )
-      return self.attend_under_name(q, k, v, inputs)
+      return self.attend_under_name(q, k, v, of_all)
 
-    return exchange_tokens_for_heads(attend, q, k, v)
+    of_tokens = {name: getattr(inputs, name) for name in OF_TOKENS}
+    return exchange_tokens_for_heads(attend, q, k, v, of_tokens)
 
   def attend_under_name(self, q, k, v, inputs: AttentionInputs):
     """`attend`, whose output has the `CHECKPOINT_NAME`."""

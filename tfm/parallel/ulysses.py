@@ -4,12 +4,13 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 
 from tfm.errors import require
 from tfm.parallel.mesh_request import DivisibilityConstraint
 from tfm.parallel.sharding import mesh_axes_of, rules_context, shard, shard_count
-from tfm.shapes import Array, Float
+from tfm.shapes import Array, Float, PyTree
 
 
 AXIS = 'ulysses'
@@ -17,20 +18,27 @@ ATTENTION_AXES = 'batch', 'length', 'heads', 'kv'
 
 
 def exchange_tokens_for_heads(
-  attention: Callable, q: Float[Array, 'B T H C'], k: Float[Array, 'B S K C'], v: Float[Array, 'B S K C2']
+  attention: Callable,
+  q: Float[Array, 'B T H C'],
+  k: Float[Array, 'B S K C'],
+  v: Float[Array, 'B S K C2'],
+  of_tokens: PyTree,
 ) -> tuple[Float[Array, 'B T H C2'], Float[Array, 'B H T'] | None]:
-  """`attention(q, k, v) → (out, log-sum-exp or None)` where the mesh axis `ulysses` shards heads, not tokens.
+  """`attention(q, k, v, of_tokens) → (out, log-sum-exp or None)`; `ulysses` shards heads there, not tokens.
 
   n devices that hold 1/n of the tokens of all heads exchange them for all tokens of 1/n of the heads, compute
   any attention there, and exchange the output back (Jacobs et al. 2023, DeepSpeed-Ulysses, §3.1).
   Fewer key heads than shards are repeated, so that each device has those that its query heads read. If
   another mesh axis also shards rows, attention sees them sharded by that one (Fang & Zhao 2024, USP).
 
+  Args:
+    of_tokens: arrays [B, T], such as positions, of which every device then has all tokens, too.
+
   Raises:
     ValueError: if the mesh does not divide the heads.
   """
   if shard_count(AXIS) == 1 or AXIS not in mesh_axes_of('length'):
-    return attention(q, k, v)
+    return attention(q, k, v, of_tokens)
   rules = rules_during_attention(nn.get_logical_axis_rules())
   axes = dict(rules)['heads']
   H, K, shards = q.shape[2], k.shape[2], shard_count(axes)
@@ -41,7 +49,8 @@ def exchange_tokens_for_heads(
   q, k, v = (shard(x, *ATTENTION_AXES) for x in (q, k, v))
   with rules_context(rules):
     q, k, v = (shard(x, *ATTENTION_AXES) for x in (q, k, v))
-    out, log_sum_exp = attention(q, k, v)
+    of_tokens = jax.tree.map(lambda x: shard(x, 'batch', 'length'), of_tokens)  # once, not in every block
+    out, log_sum_exp = attention(q, k, v, of_tokens)
   if log_sum_exp is not None:
     log_sum_exp = shard(log_sum_exp, 'batch', 'heads', 'length')
   return shard(out, *ATTENTION_AXES), log_sum_exp
