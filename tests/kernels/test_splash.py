@@ -80,10 +80,12 @@ def test_equals_the_dense_kernel(name):
   close(run(INTERPRETED, **case), run('dense', **case), 2e-2 if 'dtype' in case else 2e-5)
 
 
-def run_on_mesh(text, sizes, **case):
-  axes = ('data', 'fsdp', 'tensor')
+def run_on_mesh(text, sizes, axes=('data', 'fsdp', 'tensor'), **case):
   mesh = jax.make_mesh(sizes, axes, axis_types=(AxisType.Auto,) * 3)
-  rules = parse_rules(dict(batch='data fsdp', length='', heads='tensor', kv_heads='tensor', kv=''))
+  names = dict(batch=('data', 'fsdp'), length=('ulysses',), heads=('tensor',), kv_heads=('tensor',), kv=())
+  rules = parse_rules(
+    {name: ' '.join(axis for axis in taken if axis in axes) for name, taken in names.items()}
+  )
   with context(mesh, rules):
     return run(text, **case)
 
@@ -99,6 +101,12 @@ def run_on_mesh(text, sizes, **case):
 )
 def test_sharded_equals_one_device(case):
   close(run_on_mesh(INTERPRETED, (2, 2, 2), **case), run('dense', **case))
+
+
+@pytest.mark.slow
+def test_has_whole_rows_where_tokens_are_exchanged_for_heads():
+  case = dict(mask='causal', B=4, **segments(*([(1, 70), (0, 58)], [(1, 128)]) * 2))
+  close(run_on_mesh(INTERPRETED, (2, 2, 2), axes=('data', 'ulysses', 'tensor'), **case), run('dense', **case))
 
 
 def test_rejects_heads_that_the_mesh_does_not_divide():
