@@ -65,9 +65,9 @@ oracle: $(VENV)/installed
 # Plans for TPUs and GPUs without the devices, which need the compilers of both; and the kernels of tokamax.
 compilers: $(VENV)/installed
 	$(PIP_INSTALL) -e '.[tpu,cuda-compiler,tokamax]'
-	$(call pytest,$(VENV)) -m 'slow or not slow' tests/analysis/test_plan.py \
+	$(call pytest,$(VENV)) -n auto --dist worksteal -m 'slow or not slow' tests/analysis/test_plan.py \
 	  tests/analysis/test_host_rows.py -k 'for_a_topology or for_boxes_of_gpus'
-	$(call pytest,$(VENV)) -m 'slow or not slow' tests/kernels/test_tokamax.py \
+	$(call pytest,$(VENV)) -n auto --dist worksteal -m 'slow or not slow' tests/kernels/test_tokamax.py \
 	  tests/parallel/test_compiler_options.py tests/training/test_gradient_reduction.py tests/models/test_remat.py \
 	  tests/training/test_optimizer_offload.py
 
@@ -93,12 +93,15 @@ sinks: $(VENV)/installed
 	$(PIP_INSTALL) -e '.[mlflow,trackio,wandb]'
 	$(call pytest,$(VENV)) -m 'slow or not slow' tests/training/test_sinks.py
 
-# What `tfm launch` prints for Kubernetes: workloads as the real xpk makes them, without a cluster (it has many
-# dependencies, thus its own environment); manifests by the schemas of Kubernetes; and the Dockerfile by hadolint.
-launch: $(VENV)/installed
-	$(PIP_INSTALL) -e '.[launch]'
+.venv-xpk/installed:
 	$(PYTHON) -m venv .venv-xpk
 	.venv-xpk/bin/pip install $(PIP_FLAGS) 'xpk==1.16.0'
+	@touch $@
+
+# What `tfm launch` prints for Kubernetes: workloads as the real xpk makes them, without a cluster (it has many
+# dependencies, thus its own environment); manifests by the schemas of Kubernetes; and the Dockerfile by hadolint.
+launch: $(VENV)/installed .venv-xpk/installed
+	$(PIP_INSTALL) -e '.[launch]'
 	$(call pytest,$(VENV)) -m 'slow or not slow' tests/launch/test_xpk.py tests/launch/test_kubernetes.py \
 	  tests/launch/test_dockerfile.py
 

@@ -57,7 +57,7 @@ def get_study(arg: str = '') -> Study:
     },
     seeds=4,
     match='parameters',
-    learning_rates=(2e-3, 4e-3, 8e-3, 1.6e-2),
+    learning_rates=(2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2, 6.4e-2),
     equal_within=0.02,
     measures=('initialization',),
   )
