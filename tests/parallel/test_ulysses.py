@@ -17,12 +17,16 @@ QUICK = 'multi-head', 'multi-query window', 'learned score', 'sinks'
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize('sizes', SIZES, ids=meshes.format_sizes)
 @pytest.mark.parametrize(
-  'name', [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in ALL_QUERIES]
+  'name',
+  [
+    pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow)
+    for name in (*ALL_QUERIES, 'one query', 'few queries')
+  ],
 )
 def test_equals_dense_on_one_device(name, sizes):
   case = CASES[name]
   text = 'chunked(queries=2, keys=3)' if case.has_blockwise_bias else 'dense'
-  if 'sequence' in sizes:
+  if 'sequence' in sizes and name in ALL_QUERIES:
     text = text.replace('chunked', 'ring')
   close(call_on_mesh(sizes, text, case), call('dense', case), TOLERANCE['float32'])
 
@@ -57,4 +61,4 @@ def test_rejects_heads_that_the_mesh_does_not_divide():
     match='config.mesh.tensor × config.mesh.ulysses = 8 exchanges tokens for 4 heads, which do not divide '
     'over 8 devices; change the heads or config.mesh.ulysses, or shard rows with config.mesh.sequence',
   ):
-    call_on_mesh(dict(ulysses=8), 'chunked', CASES['multi-head'])
+    call_on_mesh(dict(ulysses=4, tensor=2), 'chunked', CASES['multi-head'])

@@ -29,7 +29,8 @@ def exchange_tokens_for_heads(
   n devices that hold 1/n of the tokens of all heads exchange them for all tokens of 1/n of the heads, compute
   any attention there, and exchange the output back (Jacobs et al. 2023, DeepSpeed-Ulysses, §3.1).
   Fewer key heads than shards are repeated, so that each device has those that its query heads read. If
-  another mesh axis also shards rows, attention sees them sharded by that one (Fang & Zhao 2024, USP).
+  another mesh axis also shards rows, attention sees them sharded by that one (Fang & Zhao 2024, USP). Queries
+  that the axis does not divide, as the single one of decoding, are not exchanged.
 
   Args:
     of_tokens: arrays [B, T], such as positions, of which every device then has all tokens, too.
@@ -37,7 +38,8 @@ def exchange_tokens_for_heads(
   Raises:
     ValueError: if the mesh does not divide the heads.
   """
-  if shard_count(AXIS) == 1 or AXIS not in mesh_axes_of('length'):
+  n = shard_count(AXIS)
+  if n == 1 or q.shape[1] % n or AXIS not in mesh_axes_of('length'):
     return attention(q, k, v, of_tokens)
   rules = rules_during_attention(nn.get_logical_axis_rules())
   axes = dict(rules)['heads']
