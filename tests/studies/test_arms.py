@@ -9,6 +9,7 @@ from rich.console import Console
 
 from tests.paths import ROOT
 from tfm.analysis import estimate
+from tfm.analysis.validation_metrics import list_validation_metrics
 from tfm.config.assemble import Experiment
 from tfm.config.difference import list_differences
 from tfm.config.load import to_json
@@ -234,7 +235,8 @@ def test_weights_of_a_mixture_are_compared_by_the_loss_of_one_source():
 
 def test_the_metrics_of_a_mixture_are_known():
   data = BASE['data'] | dict(source='mix(web=0.5, code=0.5)', sources=dict(web='stdlib', code='stdlib'))
-  metrics = study_arms.list_validation_metrics(Experiment(resolve_config(complete(BASE | dict(data=data)))))
+  experiment = Experiment(resolve_config(complete(BASE | dict(data=data))))
+  metrics = list_validation_metrics(experiment, study_arms.build_model(experiment))
   assert {'loss', 'loss/web', 'loss/code'} < set(metrics)
 
 

@@ -17,6 +17,7 @@ FREE_FIELDS = (
   'decoding',
   'training.log_every',
   'training.evaluate_every',
+  'training.stop_when',
   'training.save_every',
   'training.local_checkpoint_dir',
   'training.save_local_every',

@@ -256,6 +256,9 @@ def _fields() -> dict[str, Any]:
       loss_chunk=Ranged(0, SizeOrZero),  # tokens per chunk of the loss; 0: no chunks
       log_every=Ranged(10, PositiveInt),  # steps between two lines of metrics.jsonl
       evaluate_every=Ranged(100, PositiveInt),  # steps between two evaluations on the validation split
+      # by which validations a run ends before its last step: never, at_least(metric, value), at_most(metric,
+      # value), patience(evaluations)
+      stop_when=FromTable('never', 'training.stop_rule:STOP_RULES'),
       # when to save a checkpoint: evaluation (with every one), steps(n), auto(hours between failures)
       save_every=FromTable('evaluation', 'training.save_interval:INTERVALS'),
       local_checkpoint_dir='',  # a folder on each machine's disk or memory for local checkpoints; '': none

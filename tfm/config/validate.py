@@ -113,7 +113,7 @@ def validate_training(experiment: Experiment) -> None:
       'the learning rate never reaches its peak'
     )
   # parsed here, so that an invalid one is reported early
-  experiment.save_intervals, experiment.compiler, experiment.sinks
+  experiment.save_intervals, experiment.stop_rule, experiment.compiler, experiment.sinks
   directory = t.local_checkpoint_dir
   require(
     not re.match(r'\w+:/', directory),

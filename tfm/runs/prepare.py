@@ -8,10 +8,12 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
+from tfm.analysis.validation_metrics import list_validation_metrics
 from tfm.config import validate
 from tfm.config.assemble import Experiment
 from tfm.data import cache, pipeline
 from tfm.data.pipeline import ImageData, TextData
+from tfm.errors import require, suggest
 from tfm.models.trunk import Trunk
 from tfm.parallel import compiler_options, processes
 from tfm.runs.init_from import PretrainedRun, build_model, load_pretrained, load_tokenizers
@@ -82,6 +84,7 @@ def prepare(run_dirs: Sequence[RunDir], variants: Mapping[str, str] = {}) -> Pre
   pretrained = load_pretrained(config, *resume.metadata[:1]) if needs_pretrained else None
   data = open_data(experiment, resume, pretrained)
   model = build_model(experiment, data.tokenizer, data.source_tokenizer)
+  require_stop_metric(experiment, model)
   tokenizers = data.tokenizer, data.source_tokenizer
   saved = resume.metadata[0].get('reference') if resume.step else None
   reference = load_reference(experiment, model, tokenizers, saved)
@@ -93,6 +96,17 @@ def prepare(run_dirs: Sequence[RunDir], variants: Mapping[str, str] = {}) -> Pre
     run_dir.require_same_data(saved, metadata)
   init = experiment.build_init(model)
   return Prepared(run_dirs, experiment, resume, pretrained, reference, data, metadata, model, init, started)
+
+
+def require_stop_metric(experiment: Experiment, model: Trunk) -> None:
+  """Raises ValueError unless validations have the metric of config.training.stop_when."""
+  if metric := experiment.stop_rule.metric:
+    known = list_validation_metrics(experiment, model)
+    require(
+      metric in known,
+      f'config.training.stop_when={experiment.config.training.stop_when!r}: validations have no metric '
+      f'{metric!r}; {suggest(metric, known)}',
+    )
 
 
 def open_data(

@@ -18,6 +18,8 @@ from tfm.errors import require
 from tfm.parallel import processes
 from tfm.training.atomic_files import write_atomically
 from tfm.training.checkpoint import Checkpoints
+from tfm.training.metrics import read_validations
+from tfm.training.stop_rule import parse_stop_rule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +45,11 @@ class RunDir:
     """The steps of its complete checkpoints."""
     with self._open_checkpoints() as checkpoints:
       return set(checkpoints.steps() if checkpoints else ())
+
+  def is_finished(self) -> bool:
+    """Whether it has saved its last step, or its validations ended it before."""
+    step, t = max(self.saved_steps(), default=0), self.config.training
+    return step >= t.steps or parse_stop_rule(t.stop_when)(read_validations(self.workdir, step))
 
   def list_checkpoint_names(self) -> list[str] | None:
     """The names in checkpoints/, of complete and incomplete ones; None without that directory."""

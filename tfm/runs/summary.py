@@ -12,6 +12,7 @@ from tfm.config.schema import leaves
 from tfm.errors import read_json_object, require
 from tfm.runs.lock import is_locked
 from tfm.training import metrics
+from tfm.training.stop_rule import parse_stop_rule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,13 +82,14 @@ def summarize_run(workdir: pathlib.Path) -> RunSummary:
   require(isinstance(steps, int), f'{workdir / "config.json"} is not the config of a run')
   rows = metrics.read(workdir / 'metrics.jsonl')
   step = rows[-1]['step'] if rows else 0
-  losses = [(row['loss'], row['step']) for row in rows if row['split'] == 'validation' and 'loss' in row]
+  validations = metrics.read_validations(workdir, step)
+  losses = [(row['loss'], row['step']) for row in validations if 'loss' in row]
   best, reason = min(losses, default=None), rows[-1].get('diverged', '') if rows else ''
   if is_locked(workdir):
     state = 'running'
   elif reason:
     state = 'diverged'
-  elif step >= steps:
+  elif step >= steps or parse_stop_rule(fields.get('training.stop_when', 'never'))(validations):
     state = 'finished'
   else:
     state = 'imported' if (workdir / 'checkpoints' / '0').is_dir() else 'stopped'

@@ -36,7 +36,7 @@ from tfm.training import state as states
 from tfm.training.checkpoint import Checkpoints, restore_target
 from tfm.training.goodput import TIERS, Goodput
 from tfm.training.local_checkpoints import LocalCheckpoints
-from tfm.training.metrics import MetricsLog, NullMetricsLog
+from tfm.training.metrics import MetricsLog, NullMetricsLog, read_validations
 from tfm.training.profiler import Profiler
 from tfm.training.progress_line import current_display, print_status
 from tfm.training.reporters import Report
@@ -120,10 +120,12 @@ def train_ensemble(run_dirs: Sequence[RunDir]) -> Report:
         fit(prepared, sharded, stores, state, step, report)
         close(stores, report.goodput)
       _log.info('%s', report.goodput)
-  state = 'finished' if report.step == prepared.config.training.steps else 'stopped'
+  ended = (
+    report.finished if report.step < prepared.config.training.steps else [*report.finished, *report.live]
+  )
   for run, run_dir in enumerate(run_dirs):
     written = [file for file in FILES if (run_dir.workdir / file).exists()]
-    end = state if run in report.live else 'diverged'
+    end = 'diverged' if run in report.diverged else 'finished' if run in ended else 'stopped'
     current_display().show_end(run_dir.workdir, report.step, end, written)
   return report
 
@@ -275,7 +277,8 @@ def open_report(prepared: Prepared, sharded: Sharded, stack: contextlib.ExitStac
   flops_per_token = flops.training_flops_per_token(prepared.model, config.data.length)
   throughput = Throughput(flops_per_token, chip_specs.peak_flops())
   goodput = Goodput(workdirs if is_main else [], first, prepared.started)
-  return Report(logs, throughput, goodput, first, config.training.steps)
+  validations = [read_validations(workdir, first) for workdir in workdirs]
+  return Report(logs, throughput, goodput, first, config.training.steps, validations)
 
 
 def compile_step(prepared: Prepared, sharded: Sharded) -> Step:
@@ -305,7 +308,11 @@ def fit(
     runs.prefetch(sharded.iterators, sharded.batch_sharding, training.batch_size),
     loop.Functions(step, validate, build_save_fns(prepared, stores), runs.build_split_fn()),
     loop.Cadence(
-      training.steps, training.log_every, training.evaluate_every, dict(zip(TIERS, experiment.save_intervals))
+      training.steps,
+      training.log_every,
+      training.evaluate_every,
+      dict(zip(TIERS, experiment.save_intervals)),
+      experiment.stop_rule,
     ),
     report,
     Profiler(

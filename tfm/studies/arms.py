@@ -7,7 +7,6 @@ from typing import Any
 
 import flax.linen as nn
 import jax
-import numpy as np
 from ml_collections import ConfigDict
 from rich import box
 from rich.table import Table
@@ -227,20 +226,6 @@ def build_model(experiment: Experiment) -> Trunk:
   """The model, with the vocabulary sizes of its data."""
   vocab, source_vocab = estimate.vocabulary_sizes(experiment)
   return experiment.build_model(vocab, source_vocab=source_vocab)
-
-
-def list_validation_metrics(experiment: Experiment) -> list[str]:
-  """The names of the metrics that a run's validation computes."""
-  model = build_model(experiment)
-  objective, tokenizer = experiment.objective, experiment.tokenizer
-  sums = jax.eval_shape(
-    lambda params, batch: objective(model, params, batch, None)[1],
-    nn.unbox(estimate.abstract_state(experiment, model).params),
-    estimate.abstract_batch(objective.padding_row(experiment.config.data.length), 1),
-  )
-  total = {name: np.zeros(x.shape) for name, x in sums.items()}
-  metrics = objective.summarize(total, int(tokenizer is not None and tokenizer.is_lossless))
-  return [*metrics, *(f'loss/{name}' for name in experiment.source.parts)]
 
 
 def count_trainable_parameters(experiment: Experiment, params: PyTree) -> int:

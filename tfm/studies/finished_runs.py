@@ -44,6 +44,7 @@ def group_by_arm(folders: list[pathlib.Path]) -> dict[str, list[tuple[pathlib.Pa
       same name.
   """
   from tfm.runs import load  # imports JAX
+  from tfm.runs.run_dir import RunDir
 
   arms, names = collections.defaultdict(list), {}
   for folder in folders:
@@ -58,7 +59,7 @@ def group_by_arm(folders: list[pathlib.Path]) -> dict[str, list[tuple[pathlib.Pa
     )
     config = resolve_config(complete(fields))
     require(
-      has_diverged or store.last_step(folder) == config.training.steps,
+      has_diverged or RunDir(config, folder).is_finished(),
       f'{folder} is at step {store.last_step(folder)} of {config.training.steps}; resume it with the command '
       'that started it',
     )

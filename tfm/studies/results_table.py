@@ -12,6 +12,7 @@ import jax
 
 from tfm.parallel import chip_specs
 from tfm.runs import load
+from tfm.runs.run_dir import RunDir
 from tfm.studies import store
 from tfm.studies.arms import Arm
 from tfm.studies.measures.protocol import build_measure
@@ -101,7 +102,7 @@ def collect_runs(
         for line in lines
         if 'loss' in line
       ]
-      if seed in diverged or store.last_step(run_dir) < arm.config.training.steps:
+      if seed in diverged or not RunDir.from_config(arm.config, seed, run_dir).is_finished():
         continue
       speeds += [line['tokens_per_second'] for line in lines if 'tokens_per_second' in line][-1:]
       corpora.add(load.checkpoint_metadata(run_dir)['corpus'])

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 
 from tfm.analysis import estimate
+from tfm.analysis.validation_metrics import list_validation_metrics
 from tfm.config.assemble import Experiment
 from tfm.config.difference import list_differences
 from tfm.config.overlay import complete
@@ -22,7 +23,7 @@ from tfm.runs import load
 from tfm.runs.run_dir import RunDir
 from tfm.runs.train import train_ensemble
 from tfm.studies import store
-from tfm.studies.arms import Arm, build_model, list_validation_metrics
+from tfm.studies.arms import Arm, build_model
 from tfm.studies.learning_rates import find_optimum, list_rates_tried, select_survivors
 from tfm.studies.measures.protocol import Measure, build_measure
 from tfm.studies.results_table import describe_machine
@@ -90,7 +91,8 @@ def check_measures(study: Study, arms: Mapping[str, Arm]) -> None:
     for measure in measures:
       with prefix_errors(arm.name):
         measure.validate(arm.experiment, model)
-  validation = list_validation_metrics(arms[study.base].experiment)
+  base = arms[study.base].experiment
+  validation = list_validation_metrics(base, build_model(base))
   measured = [measure.metric_names(validation) for measure in measures]
   known = [*validation, *itertools.chain(*filter(None, measured))]
   require(
@@ -186,7 +188,7 @@ def is_finished(study: Study, arm: Arm, folder: pathlib.Path) -> bool:
     if str(seed) in record.get('diverged', {}):
       continue
     run_dir = folder / f'seed{seed}'
-    if store.last_step(run_dir) < arm.config.training.steps:
+    if not RunDir.from_config(arm.config, seed, run_dir).is_finished():
       return False
     if any(text not in store.read_measured(run_dir) for text in study.measures):
       return False
@@ -213,7 +215,7 @@ def train_rate_variants(arms: Mapping[str, Arm], workdir: pathlib.Path, seeds: S
       for name, record in records.items()
       for seed, reason in record.get('diverged', {}).items()
     }
-    if len(group) < 2 or all(key in diverged or is_trained(run) for key, run in runs.items()):
+    if len(group) < 2 or all(key in diverged or run.is_finished() for key, run in runs.items()):
       continue
     print_status(f'{", ".join(folders)} differ only in their learning rate; training them in one ensemble')
     try:
@@ -244,7 +246,7 @@ def train_runs(runs: Mapping[Hashable, RunDir], record: dict[str, Any]) -> list[
     Stopped: on SIGTERM or Ctrl-C.
   """
   diverged = record.setdefault('diverged', {})
-  groups = [[key for key, run in runs.items() if key not in diverged and not is_trained(run)]]
+  groups = [[key for key, run in runs.items() if key not in diverged and not run.is_finished()]]
   try:
     validate_ensemble(Experiment(next(iter(runs.values())).config), jax.process_count())
   except ValueError as error:
@@ -257,14 +259,9 @@ def train_runs(runs: Mapping[Hashable, RunDir], record: dict[str, Any]) -> list[
       diverged |= {group[i]: reason for i, reason in report.diverged.items()}
     except Diverged as error:
       diverged |= {key: str(error) for key in group}
-    if not all(is_trained(runs[key]) for key in group if key not in diverged):
+    if not all(runs[key].is_finished() for key in group if key not in diverged):
       raise Stopped
   return [key for key in runs if key not in diverged]
-
-
-def is_trained(run: RunDir) -> bool:
-  """Whether a run has saved its last step."""
-  return store.last_step(run.workdir) >= run.config.training.steps
 
 
 def seed_runs(arm: Arm, folder: pathlib.Path, seeds: Sequence[int]) -> dict[str, RunDir]:

@@ -16,6 +16,7 @@ from tfm.training.progress_line import print_status
 from tfm.training.reporters import Report
 from tfm.training.save_interval import Interval
 from tfm.training.state import State
+from tfm.training.stop_rule import StopRule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,12 +26,14 @@ class Cadence:
   Attributes:
     steps: the last step; log_every, evaluate_every: intervals.
     save: for each tier of checkpoints, when to save; the first tier also saves at the end.
+    stop: by which validations a run ends before the last step.
   """
 
   steps: int
   log_every: int
   evaluate_every: int
   save: Mapping[str, Interval]
+  stop: StopRule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +64,8 @@ def fit(
 ) -> State:
   """Trains from `state` to the last step, or until a SIGTERM or Ctrl-C, and saves the last state.
 
+  A run of an ensemble that its validations end earlier is saved then, and nothing more of it is recorded.
+
   Metrics are read one step late, so that the device always has its next step before the host waits.
 
   Args:
@@ -73,6 +78,11 @@ def fit(
   """
   first = int(functions.split(state)[0].step)
   saved, pending, goodput = dict.fromkeys(functions.save, first), None, report.goodput
+  for run in tuple(report.live):
+    if cadence.stop(report.validations[run]):
+      report.finish(run)  # before this call
+  if not report.live:
+    return state
   with stop_requests() as stop, goodput.measure_training():
     for i, fetched in zip(range(first + 1, cadence.steps + 1), goodput.measure_waiting(batches)):
       profiler.start_before(i)
@@ -97,15 +107,21 @@ def fit(
               # After a stop signal there is little time: save only.
               with goodput.measure('evaluating'):
                 values = functions.evaluate(one) if evaluated and not stopping else {}
-              if report.record_evaluation(i, run, values) and tier:
+              if not report.record_evaluation(i, run, values):
+                continue
+              has_ended = bool(values) and cadence.stop(report.validations[run])
+              if due := next(iter(functions.save)) if has_ended else tier:
                 with goodput.measure('saving'):
-                  functions.save[tier](run, one, fetched.state, values.get('loss'))
+                  functions.save[due](run, one, fetched.state, values.get('loss'))
+              if has_ended:
+                report.finish(run)
         if tier:
           # A save in a durable tier makes one in the less durable tiers unnecessary.
           saved |= {other: i for other in itertools.dropwhile(lambda other: other != tier, functions.save)}
           goodput.record_save(i, tier)
       if stopping:
         print_status(f'stopped at step {i} (saved); run the same command to resume')
+      if stopping or not report.live:
         break
   return state
 

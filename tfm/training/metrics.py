@@ -86,6 +86,14 @@ def read(path: pathlib.Path) -> list[dict]:
   return parse_rows(path, path.read_bytes()) if path.exists() else []
 
 
+def read_validations(workdir: pathlib.Path, step: int) -> list[dict]:
+  """The rows of a run's validations up to a step."""
+  rows = read(workdir / 'metrics.jsonl')
+  return [
+    row for row in rows if row['split'] == 'validation' and row['step'] <= step and 'diverged' not in row
+  ]
+
+
 def parse_rows(path: pathlib.Path, content: bytes, first: int = 1) -> list[dict]:
   """The rows of a part of a metrics.jsonl that starts with the line `first`; see `read`."""
   rows = []

@@ -33,24 +33,33 @@ class Report:
   Args:
     logs: of the runs that train together.
     first, steps: the step to start after, and the last one.
+    validations: of each run, the metrics of its validations up to `first`.
 
   Attributes:
     step: the last one whose metrics are recorded.
-    live: the indices of the runs that have not diverged.
+    live: the indices of the runs that train on; finished: of those that have ended before the last step.
     diverged: index → message of the others.
+    validations: of each run, the metrics of all its validations.
     goodput: where the time goes.
     step_seconds, save_seconds: of a step since the last log line, and of the last save of each tier, in the
       slowest process.
   """
 
   def __init__(
-    self, logs: Sequence[MetricsLog], throughput: Throughput, goodput: Goodput, first: int, steps: int
+    self,
+    logs: Sequence[MetricsLog],
+    throughput: Throughput,
+    goodput: Goodput,
+    first: int,
+    steps: int,
+    validations: Sequence[Sequence[Mapping[str, float]]],
   ):
     self._logs, self._throughput, self.goodput = logs, throughput, goodput
     self.step, self._first, self._steps = first, first, steps
     self._last_logged, self._before = first, dict(goodput.seconds)
     self.step_seconds, self.save_seconds = 0.0, dict(goodput.save_seconds)
-    self.live, self.diverged = list(range(len(logs))), {}
+    self.live, self.finished, self.diverged = list(range(len(logs))), [], {}
+    self.validations = [list(rows) for rows in validations]
     self._validation = (0, {})  # the step and, by run, the losses of the last validation
     self._progress = Progress(first, steps)
 
@@ -67,6 +76,8 @@ class Report:
     values = {name: np.atleast_1d(x) for name, x in jax.device_get(metrics).items()}
     for run in tuple(self.live):
       self._check(step, run, 'train', {name: float(x[run]) for name, x in values.items()})
+    if not self.live:
+      return
     for run in self.live if 'spike' in values else ():
       if values['spike'][run]:
         due, suffix = True, f' of run {run}' if len(self._logs) > 1 else ''
@@ -96,11 +107,17 @@ class Report:
     self._check(step, run, 'validation', values)
     if values and run in self.live:
       self._write(step, run, 'validation', values)
+      self.validations[run].append(values)
       before = self._validation[1] if self._validation[0] == step else {}
       self._validation = step, before | {run: values['loss']}
       self._progress = dataclasses.replace(self._progress, validation=self._mean_validation())
       current_display().show_progress(self._progress)
     return run in self.live
+
+  def finish(self, run: int) -> None:
+    """Records nothing more of a run, which its validations have ended."""
+    self.live.remove(run)
+    self.finished.append(run)
 
   def _write(self, step: int, run: int, split: str, values: Mapping[str, float | str]) -> None:
     """Adds a row to the log of a run, and shows it."""
@@ -165,7 +182,7 @@ class Report:
           'checkpoint is valid (a lower optimizer.learning_rate or optimizer.clip may help)'
         )
         self._write(step, run, split, dict(diverged=self.diverged[run]))
-        if not self.live:
+        if not self.live and not self.finished:
           raise Diverged(self.diverged[run])
         print_status(f'{self._logs[run].workdir}: {self.diverged[run]}; the other runs continue')
         return

@@ -53,6 +53,7 @@ from tfm.training.schedule import SCHEDULES, schedule
 from tfm.training.sinks.protocol import Sink
 from tfm.training.state import State
 from tfm.training.step import Step, reduce_gradients_in, train_step
+from tfm.training.stop_rule import StopRule, parse_stop_rule
 
 
 # Parameters of classification heads: they are new when a model without them is fine-tuned.
@@ -228,6 +229,11 @@ class Experiment:
       build_field(f'training.{field}', spec.build_from_table, self.config.training[field], INTERVALS)
       for field in ('save_every', 'save_local_every')
     )
+
+  @functools.cached_property
+  def stop_rule(self) -> StopRule:
+    """By which validations a run ends before its last step."""
+    return build_field('training.stop_when', parse_stop_rule, self.config.training.stop_when)
 
   @functools.cached_property
   def compiler(self) -> CompilerSettings:
