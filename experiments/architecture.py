@@ -34,7 +34,8 @@ ARMS = {
   'mamba': {'model.mixer': 'mamba', 'model.position': 'none'},
   'linear attention': {'model.mixer': 'linear'},
 }
-RECALL_ARMS = {name: ARMS[name] for name in ('transformer', 'convolution', 'linear attention', 'mamba')} | {
+RECALL_ARMS = {name: ARMS[name] for name in ('transformer', 'convolution', 'linear attention')} | {
+  'mamba2': {'model.mixer': 'mamba2', 'model.position': 'none'},
   'gated delta rule': {'model.mixer': 'gated_delta', 'model.position': 'none'},
   'convolution + attention': {
     'model.blocks.lower.mixer': ARMS['convolution']['model.blocks.lower.mixer'],

@@ -21,10 +21,10 @@ MIXERS = {
   'linear attention': {'model.mixer': 'linear'},
   'gated delta rule': {'model.mixer': 'gated_delta', 'model.position': 'none'},
 }
-WIDTHS = 16, 32, 64
+WIDTHS = 32, 64, 128
 PAIRS = 4, 8, 16
 TASKS = {
-  f'{pairs} pairs': {'data.source': f'mqar(length={LENGTH}, pairs={pairs}, vocabulary=64, joined=True)'}
+  f'{pairs} pairs': {'data.source': f'mqar(length={LENGTH}, pairs={pairs}, vocabulary=34, joined=True)'}
   for pairs in PAIRS
 }
 
@@ -39,7 +39,7 @@ def get_study(arg: str = '') -> Study:
   config.model = dict(layers=2, width=64, heads=2, position='rope', initializer='lecun_normal')
   config.optimizer = dict(learning_rate=4e-3, schedule='cosine', warmup=50)
   config.training = dict(
-    steps=400, batch_size=32, evaluate_every=50, stop_when=f'at_least("accuracy", {SOLVED})'
+    steps=800, batch_size=32, evaluate_every=50, stop_when=f'at_least("accuracy", {SOLVED})'
   )
   arms = product(MIXERS, {f'width {width}': {'model.width': width} for width in WIDTHS}, TASKS)
   return Study(
@@ -49,7 +49,7 @@ def get_study(arg: str = '') -> Study:
       'need a width that grows with the number of pairs. Arora et al. 2024: recall grows with the state.'
     ),
     config=config,
-    base='attention + width 16 + 4 pairs',
+    base='attention + width 32 + 4 pairs',
     arms=arms,
     against=compare_within(arms, 'attention'),
     tasks=tuple(TASKS),

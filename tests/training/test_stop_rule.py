@@ -92,6 +92,6 @@ def test_each_run_of_an_ensemble_ends_by_its_own_validations(tiny, tmp_path):
 def test_rejects_a_metric_that_validations_do_not_have(tiny, tmp_path):
   with pytest.raises(
     ValueError,
-    match=r"stop_when='at_least\(\"acuracy\", 0.9\)': validations have no metric 'acuracy'; .* mean 'accuracy'",
+    match=r"stop_when='at_least\(\"acuracy\", 0.9\)': validations have no metric 'acuracy'; .* 'accuracy'\?",
   ):
     train(tiny(**{'training.stop_when': 'at_least("acuracy", 0.9)'}), tmp_path)
