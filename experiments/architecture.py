@@ -35,7 +35,7 @@ ARMS = {
   'linear attention': {'model.mixer': 'linear'},
 }
 RECALL_ARMS = {name: ARMS[name] for name in ('transformer', 'convolution', 'linear attention')} | {
-  'mamba2': {'model.mixer': 'mamba2', 'model.position': 'none'},
+  'mamba2': {'model.mixer': 'mamba2(state=16)', 'model.position': 'none'},
   'gated delta rule': {'model.mixer': 'gated_delta', 'model.position': 'none'},
   'convolution + attention': {
     'model.blocks.lower.mixer': ARMS['convolution']['model.blocks.lower.mixer'],
