@@ -65,6 +65,7 @@ oracle: $(VENV)/installed
 # Plans for TPUs and GPUs without the devices, which need the compilers of both; and the kernels of tokamax.
 compilers: $(VENV)/installed
 	$(PIP_INSTALL) -e '.[tpu,cuda-compiler,tokamax]'
+	$(VENV)/bin/python -c 'import tokamax'  # without it its tests would be skipped
 	$(call pytest,$(VENV)) -n auto --dist worksteal -m 'slow or not slow' tests/analysis/test_plan.py \
 	  tests/analysis/test_host_rows.py -k 'for_a_topology or for_boxes_of_gpus'
 	$(call pytest,$(VENV)) -n auto --dist worksteal -m 'slow or not slow' tests/kernels/test_tokamax.py \

@@ -68,6 +68,20 @@ FULL_DISK = os.strerror(errno.ENOSPC)
 
 
 @contextlib.contextmanager
+def reporting_full_disk(path: str | pathlib.Path, advice: str) -> Iterator[None]:
+  """As `writing`, for code that also reads: only errors of a full disk become a `MachineFailure`."""
+  try:
+    yield
+  except Exception as error:
+    chain = [error]
+    while chain[-1].__cause__ or chain[-1].__context__:
+      chain.append(chain[-1].__cause__ or chain[-1].__context__)
+    if not any(FULL_DISK in str(each) for each in chain):
+      raise
+    raise MachineFailure(f'{path} cannot be written: {FULL_DISK}; {advice}') from error
+
+
+@contextlib.contextmanager
 def parsing(path: str | pathlib.Path, kind: str) -> Iterator[None]:
   """The boundary to files that others wrote: whatever their parser raises becomes a `FileError`.
 

@@ -76,6 +76,11 @@ def test_another_broken_pipe_is_reported(capfd, monkeypatch):
   assert tfm(capfd, 'runs') == (2, '', 'tfm runs: [Errno 32] a connection\n')
 
 
+def test_a_long_word_is_abridged(capfd):
+  status, _, err = tfm(capfd, 'x' * 100_000)
+  assert status == 2 and len(err) < 3000 and 'is not a command' in err
+
+
 def test_the_value_of_a_field_may_have_spaces(capsys):
   """Wherever it stands: it is not the argument of the command."""
   for words in (['--config.model.mask=causal & window(7)'], ['--config.model.mask', 'causal & window(7)']):

@@ -1,5 +1,7 @@
 """The cache: directories are complete or absent, also with several writers."""
 
+import errno
+import os
 import pathlib
 import subprocess
 import sys
@@ -7,6 +9,7 @@ import sys
 import pytest
 
 from tfm.data import cache
+from tfm.errors import MachineFailure
 
 
 def test_a_directory_is_written_once(tmp_path):
@@ -27,6 +30,22 @@ def test_a_failed_write_leaves_nothing(tmp_path):
     raise KeyError('stop')
 
   with pytest.raises(KeyError):
+    cache.create_once(tmp_path / 'x', write)
+  assert not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_is_one_sentence(tmp_path):
+  """TFDS reports it as an error of its own."""
+
+  def write(path):
+    try:
+      raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    except OSError as error:
+      raise RuntimeError('Failed to finalize writing of split "test"') from error
+
+  with pytest.raises(
+    MachineFailure, match=f'{tmp_path} cannot be written: No space left on device; .*TFM_CACHE'
+  ):
     cache.create_once(tmp_path / 'x', write)
   assert not list(tmp_path.iterdir())
 

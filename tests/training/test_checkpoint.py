@@ -1,5 +1,6 @@
 """Which checkpoints stay, and which one a name means."""
 
+import os
 import pathlib
 import shutil
 
@@ -176,6 +177,20 @@ def test_a_checkpoint_without_digests_is_read_with_a_notice(trained, tmp_path, c
   assert f'6 has no {file_hashes.FILE}: its params is read without verification' in capsys.readouterr().err
   path.write_text('{}')
   with pytest.raises(ValueError, match=f'{file_hashes.FILE} does not list run/'):
+    runs.load(workdir)
+
+
+@pytest.mark.parametrize('part', ['run/metadata', 'params'])
+def test_one_without_digests_that_is_damaged_is_named(trained, tmp_path, part):
+  """Nothing finds the damage before Orbax does."""
+  workdir = shutil.copytree(trained, tmp_path / 'run')
+  step = workdir / 'checkpoints' / '6'
+  (step / file_hashes.FILE).unlink()
+  largest = max(
+    (path for path in (step / part.partition('/')[0]).rglob('*') if path.is_file()), key=os.path.getsize
+  )
+  (step / part if '/' in part else largest).write_text('[1')
+  with pytest.raises(ValueError, match=f'^{step} cannot be read as a checkpoint: '):
     runs.load(workdir)
 
 

@@ -81,10 +81,7 @@ def test_evaluation_counts_every_token_once(tiny, tmp_path):
 
 @pytest.mark.parametrize(
   'field, value, reason',
-  [
-    ('model.width', 2**20, 'states: .*config.mesh'),
-    ('training.batch_size', 2**24, 'hidden states of a layer: '),
-  ],
+  [('model.width', 2**20, 'states: .*config.mesh'), ('training.batch_size', 2**24, 'inputs of the layers: ')],
 )
 def test_sizes_beyond_the_memory_are_rejected_before_allocation(tiny, tmp_path, field, value, reason):
   with pytest.raises(ValueError, match=f'needs at least .* GiB on each device .*{reason}'):

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from tfm.analysis.plan import StepPlan
 from tfm.parallel.chip_specs import GIB
+from tfm.training.atomic_files import write_atomically
 
 
 Table = tuple[str, tuple[str, ...], list[tuple[str, ...]]]
@@ -210,8 +211,8 @@ def write(plans: Sequence[StepPlan], origin: Origin, folder: pathlib.Path, more:
   """Writes plan.json and plan.md."""
   folder.mkdir(parents=True, exist_ok=True)
   result = dataclasses.asdict(origin) | dict(versions=versions(plans), plans=[data(one) for one in plans])
-  (folder / 'plan.json').write_text(json.dumps(result | dict(more), indent=2) + '\n', encoding='utf-8')
-  (folder / 'plan.md').write_text(markdown(plans, origin), encoding='utf-8')
+  write_atomically(folder / 'plan.json', json.dumps(result | dict(more), indent=2) + '\n')
+  write_atomically(folder / 'plan.md', markdown(plans, origin))
 
 
 # Prefix of a device kind → packages with its compiler.

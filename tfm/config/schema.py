@@ -229,7 +229,7 @@ def _fields() -> dict[str, Any]:
       # tfm/optimizers: adam, adamw(b1, b2, weight_decay), adafactor, lion, sgd(momentum)
       name=FromSlot('adamw', 'optimizers'),
       # the peak of the schedule; with noam a factor on d^-0.5
-      learning_rate=Ranged(1e-3, Annotated[float, Interval(ge=0, le=1000)]),
+      learning_rate=Ranged(1e-3, Annotated[float, Interval(ge=0, le=100)]),
       # noam, rsqrt(flat), cosine(floor), linear(floor), wsd(decay), constant
       schedule=FromTable('cosine', 'training.schedule:SCHEDULES'),
       warmup=Ranged(100, NonNegativeInt),  # steps over which the learning rate rises
@@ -239,7 +239,7 @@ def _fields() -> dict[str, Any]:
       # u: step of the biases of mixture_of_experts(balance_bias=True)
       balance_rate=Ranged(1e-3, NonNegativeFloat),
       # learning-rate factor from each layer to the one below; 1.0: the same rate
-      layer_decay=Ranged(1.0, Annotated[float, Interval(gt=0, le=1)]),
+      layer_decay=Ranged(1.0, Annotated[float, Interval(ge=0.01, le=1)]),
       offload=False,  # whether its state is in host memory between updates
     ),
     training=dict(

@@ -6,10 +6,11 @@ import pathlib
 import re
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh
 
 from tfm.config import mesh_constraints
-from tfm.config.assemble import Experiment
+from tfm.config.assemble import DTYPES, Experiment
 from tfm.config.field_errors import compile_pattern
 from tfm.config.schema import default_config, validate_fields
 from tfm.errors import require, suggest
@@ -259,11 +260,17 @@ def validate_state(
   frozen = dict(reference=state.reference.params) if state.reference else {}
   sharding.validate_divisibility(state.params | frozen, mesh, experiment.rules, constraints)
   config = experiment.config
-  rows = config.training.batch_size // config.training.gradient_accumulation
+  t, m = config.training, config.model
+  hidden = t.batch_size // t.gradient_accumulation * config.data.length * m.width // mesh.size
+  # Every policy keeps the inputs of the layers for a backward pass through them, if it does not offload them.
+  keeps_inputs = not (
+    config.optimizer.frozen or config.lora.rank or t.recurrence_length or 'offload' in m.remat
+  )
+  count, name = (m.layers, 'inputs of the layers') if keeps_inputs else (1, 'hidden states of a layer')
   memory.require_capacity(
     {
       'states': -(-runs // mesh.size) * memory.on_device(experiment.on_device(state), mesh, experiment.rules),
-      'hidden states of a layer': rows * config.data.length * config.model.width * 2 // mesh.size,
+      name: count * hidden * jnp.dtype(DTYPES[m.dtype]).itemsize,
     },
     'use a smaller model, config.data.length or config.training.batch_size, or more devices (config.mesh)',
     capacity,

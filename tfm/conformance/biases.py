@@ -61,6 +61,6 @@ def find_bias_fault(text: str) -> str:
   if is_blockwise != declared:
     return (
       f'{text}: the bias of keys 4–6 {"is the same" if is_blockwise else "changes"} without the other keys, '
-      f'and has_blockwise_bias={declared}'
+      f'and has_blockwise_bias={declared}; declare has_blockwise_bias = {is_blockwise}'
     )
   return ''

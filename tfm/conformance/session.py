@@ -28,7 +28,7 @@ MARKERS = (
 )
 FINISHED_TESTS = itertools.count(1)
 # With --variant, what the other cases build on: a mistake that fails here fails them too, and is said once.
-STAGES = 'test_examples.py', 'test_masks.py', 'test_causality.py'
+STAGES = 'test_examples.py', 'test_masks.py', 'test_scores.py', 'test_causality.py'
 
 
 def cache_directory() -> pathlib.Path:

@@ -53,7 +53,10 @@ def test_host_and_device_agree(text, parts):
   mask = known(text)
   host = mask(Q, K)
   assert isinstance(host, np.ndarray)  # planned on the host: nothing may go to a device
-  assert host.dtype == bool and host.shape == (2, 9, 13)
+  assert host.dtype == bool and host.shape == (2, 9, 13), (
+    f'{text}: of queries {Q.shape}, keys {K.shape} the mask is {host.dtype}{list(host.shape)}; it must be '
+    'bool[2, 9, 13]; compare q with k, which broadcast'
+  )
   device = mask(jnp.asarray(Q), jnp.asarray(K))
   assert device.dtype == bool
   np.testing.assert_array_equal(host, device)

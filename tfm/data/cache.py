@@ -10,6 +10,7 @@ import uuid
 from typing import Callable
 
 from tfm.data import file_hashes
+from tfm.errors import reporting_full_disk
 
 
 def directory() -> pathlib.Path:
@@ -26,14 +27,16 @@ def create_once(path: pathlib.Path, write: Callable[[pathlib.Path], None]) -> pa
 
   Raises:
     ValueError: if a file is no longer what was written, naming it.
+    MachineFailure: if the disk is full.
   """
   if path.exists():
     return verify(path)
   part = path.parent / f'.{path.name}.{uuid.uuid4().hex}'
-  part.mkdir(parents=True)
   try:
-    write(part)
-    file_hashes.write_digests(part)
+    with reporting_full_disk(path.parent, 'free some space, or name a folder on another disk in TFM_CACHE'):
+      part.mkdir(parents=True)
+      write(part)
+      file_hashes.write_digests(part)
     try:
       part.rename(path)
     except OSError:

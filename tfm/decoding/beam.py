@@ -9,11 +9,12 @@ Otherwise each hypothesis has caches of its own, which every step reorders.
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from annotated_types import Interval
 from flax import struct
 
 from tfm.decoding.loop import (
@@ -31,6 +32,10 @@ from tfm.parallel import host_arrays
 from tfm.shapes import Array, Bool, Float, Int, PyTree
 
 
+# Larger ones than in any paper, whose powers of a length are numbers still.
+Exponent = Annotated[float, Interval(ge=-10, le=10)]
+
+
 class Hypothesis(NamedTuple):
   """New tokens after the prompt, without the end token, and log p / length penalty."""
 
@@ -42,7 +47,7 @@ class Hypothesis(NamedTuple):
 class Gnmt:
   """((5 + length) / 6)^α (Wu et al. 2016, eq. 14); α = 0.6 in Vaswani et al. 2017, §6.1."""
 
-  alpha: float = 0.6
+  alpha: Exponent = 0.6
 
   def __call__(self, length):
     return ((5.0 + length) / 6.0) ** self.alpha
@@ -52,7 +57,7 @@ class Gnmt:
 class Power:
   """length^α, as in T5 and `transformers`; 1: the mean log-probability of a token."""
 
-  alpha: float = 1.0
+  alpha: Exponent = 1.0
 
   def __call__(self, length):
     return jnp.asarray(length, jnp.float32) ** self.alpha

@@ -23,6 +23,7 @@ from tfm.models.encoder_decoder import EncoderDecoder
 from tfm.runs.init_from import leaves_by_path
 from tfm.runs.load import Run
 from tfm.shapes import Array, Int, PyTree
+from tfm.training.atomic_files import write_atomically
 
 
 LENGTH = 'length'
@@ -212,7 +213,7 @@ def save_description(folder: pathlib.Path, run: Run, forward: Forward, **more: o
   fields = dict(
     inputs=[dataclasses.asdict(one) for one in forward.inputs], step=run.step, **tokenizers, **more
   )
-  (folder / 'export.json').write_text(json.dumps(fields, indent=2) + '\n', encoding='utf-8')
+  write_atomically(folder / 'export.json', json.dumps(fields, indent=2) + '\n')
   if not forward.cache:
     return 'export.json'
   save_tensors(folder, forward.cache.items(), [*forward.cache], stem='cache')

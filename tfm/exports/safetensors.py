@@ -6,6 +6,7 @@ from tfm.config.load import to_json
 from tfm.exports._forward import save_params
 from tfm.exports.protocol import Format
 from tfm.layers.lora import merge_adapters
+from tfm.training.atomic_files import write_atomically
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,5 +17,5 @@ class Safetensors(Format):
 
   def write(self, run, workdir, folder):
     count = save_params(folder, merge_adapters(run.params))
-    (folder / 'config.json').write_text(to_json(run.config), encoding='utf-8')
+    write_atomically(folder / 'config.json', to_json(run.config))
     return f'{count} tensors and the config'

@@ -137,7 +137,8 @@ def _open_tensors(file: pathlib.Path):
 def _read_index(index: pathlib.Path) -> dict[str, str]:
   """Tensor name → file, of the index of a checkpoint in several files."""
   with parsing(index, 'the index of a checkpoint'):
-    files = json.loads(index.read_text(encoding='utf-8'))['weight_map']
+    content = json.loads(index.read_text(encoding='utf-8'))
+    files = content.get('weight_map') if isinstance(content, dict) else None
     require(isinstance(files, dict) and bool(files), 'its weight_map lists no tensor')
     for name, file in files.items():
       require(
@@ -236,7 +237,7 @@ def convert_to_params(
   if weight.skip_rows:
     x = x[weight.skip_rows :]
   if weight.pattern:
-    x = einops.rearrange(x, weight.pattern, **weight.sizes)
+    x = _rearrange(x, weight)
   if weight.scale != 1 or weight.offset:
     x = (weight.scale * x.astype(np.float32) + weight.offset).astype(np.float32)
   for part, entries in zip(weight.parts, _split(weight, x)):
@@ -257,6 +258,17 @@ def convert_to_tensors(weight: Weight, get: Callable[[str], np.ndarray]) -> Sequ
   if weight.skip_rows:
     x = np.concatenate([np.zeros((weight.skip_rows, *x.shape[1:]), x.dtype), x])
   return [x] if isinstance(weight.names, str) else list(x)
+
+
+def _rearrange(x: np.ndarray, weight: Weight) -> np.ndarray:
+  """The tensors of a parameter in the order of its axes."""
+  try:
+    return einops.rearrange(x, weight.pattern, **weight.sizes)
+  except einops.EinopsError as error:
+    sizes = ', '.join(f'{axis}={size}' for axis, size in weight.sizes.items())
+    raise ValueError(
+      f'its shape {x.shape} is not {weight.pattern.split("->")[0].strip()!r}' + f' with {sizes}' * bool(sizes)
+    ) from error
 
 
 def _invert_rearrange(x: np.ndarray, pattern: str, sizes: Mapping[str, int]) -> np.ndarray:

@@ -30,6 +30,7 @@ from tfm.parallel import processes
 from tfm.positions.protocol import Position
 from tfm.shapes import PyTree
 from tfm.spec import parse
+from tfm.training.atomic_files import write_atomically
 
 
 # Fields of the model that concern initialization, training or computation, not the function it computes.
@@ -94,7 +95,7 @@ def to_pretrained(  # more than six parameters: the last four describe the vocab
     return
   folder = pathlib.Path(folder)
   folder.mkdir(parents=True, exist_ok=True)
-  (folder / 'config.json').write_text(json.dumps(fields, indent=2) + '\n', encoding='utf-8')
+  write_atomically(folder / 'config.json', json.dumps(fields, indent=2) + '\n')
   names = [name for weight in weights for name in weight.tensors]
   tensor_files.save_tensors(folder, tensors, [*names, *constants])
 

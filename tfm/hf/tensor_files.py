@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from tfm.errors import writing
+from tfm.training.atomic_files import write_atomically
 
 
 SINGLE_FILE, INDEX = 'model.safetensors', 'model.safetensors.index.json'
@@ -92,4 +93,4 @@ def _name_files(folder: pathlib.Path, files: Sequence[TensorFile], stem: str) ->
     file.path.rename(folder / name)
     weight_map |= dict.fromkeys(file.entries.keys() - {'__metadata__'}, name)
   index = dict(metadata=dict(total_size=sum(file.size for file in files)), weight_map=weight_map)
-  (folder / f'{stem}.safetensors.index.json').write_text(json.dumps(index, indent=2) + '\n', encoding='utf-8')
+  write_atomically(folder / f'{stem}.safetensors.index.json', json.dumps(index, indent=2) + '\n')

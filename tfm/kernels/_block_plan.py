@@ -12,12 +12,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tfm.errors import require
 from tfm.shapes import Array, Bool, Float, Int, PyTree
 from tfm.spec import Size
 
 
 # Pairs of a query and a key that a mask is asked about at once, which bounds the memory of a plan.
 PAIRS = 2**22
+# Pairs of blocks in a plan, each of which needs some hundred bytes while it is made: two million tokens in
+# blocks of the default sizes.
+MAX_BLOCK_PAIRS = 2**25
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,6 +117,13 @@ def classify_blocks(
   Args:
     q_indices, k_indices: the indices of the tokens in each block.
   """
+  pairs = len(q_indices) * len(k_indices)
+  require(
+    pairs <= MAX_BLOCK_PAIRS,
+    f'the plan of {len(q_indices):,} blocks of {q_indices.shape[1]} queries and {len(k_indices):,} of '
+    f'{k_indices.shape[1]} keys does not fit into memory; use larger blocks, such as '
+    f"kernel='chunked(queries={4 * q_indices.shape[1]}, keys={4 * k_indices.shape[1]})'",
+  )
   visible, fully_visible = tables = np.empty((2, len(q_indices), len(k_indices)), bool)
   q_consecutive, k_consecutive = ((np.diff(x) == 1).all(1) for x in (q_indices, k_indices))
   # A relative mask is the same for all blocks along a diagonal, so that one of them is examined.

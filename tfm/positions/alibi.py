@@ -41,6 +41,7 @@ class Alibi(Position):
   rounded: bool = False
 
   examples = 'alibi', 'alibi(scale=0.5, rounded=True)'
+  has_blockwise_bias = True
 
   def bias(self, table):
     function = rounded_penalties if self.rounded else penalties

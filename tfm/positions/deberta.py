@@ -56,6 +56,7 @@ class Deberta(Position):
     'deberta(max_distance=4, c2p=False)',
     'deberta(max_distance=4, p2c=False)',
   )
+  has_blockwise_bias = True
   reads_content = True
 
   def validate(self):

@@ -26,6 +26,7 @@ class DenseSynthesizer(TablePosition):
   """
 
   reads_content = True
+  has_blockwise_bias = True
 
   @nn.compact
   def bias(self, table):

@@ -32,6 +32,7 @@ class Fire(Position):
   steepness: PositiveFloat = 0.1
 
   examples = ('fire(hidden=8, threshold=4.0)',)
+  has_blockwise_bias = True
 
   @nn.compact
   def bias(self, table):

@@ -35,6 +35,7 @@ class Kerple(Position):
   kind: str = 'log'
 
   examples = ('kerple', 'kerple("power")')
+  has_blockwise_bias = True
 
   def validate(self):
     if self.kind not in KINDS:

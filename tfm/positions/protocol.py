@@ -23,8 +23,8 @@ class Position(nn.Module):
     examples: specs for the conformance suite; not needed if the file name alone is a valid spec.
     reads_content: whether the bias depends on the queries and keys themselves.
     has_blockwise_bias: whether the bias of a block of queries and keys is that block of the bias of all of
-      them. False for a bias that needs all keys of a row at once, such as a sum over keys: blockwise kernels
-      reject it.
+      them. False for a bias that needs all keys of a row at once, such as a sum over keys, and for one that
+      does not declare it: blockwise kernels reject it.
   """
 
   examples: ClassVar[tuple[str, ...]] = ()
@@ -35,6 +35,11 @@ class Position(nn.Module):
   heads: int
   head_width: int
   length: int
+
+  def __init_subclass__(cls, **options):
+    if 'bias' in vars(cls) and 'has_blockwise_bias' not in vars(cls):
+      cls.has_blockwise_bias = False
+    super().__init_subclass__(**options)
 
   def validate(self) -> None:
     """Raises ValueError, before anything is compiled, for an invalid setting."""

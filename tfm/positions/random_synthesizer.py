@@ -30,6 +30,8 @@ class RandomSynthesizer(TablePosition):
 
   stddev: NonNegativeFloat = 1.0
 
+  has_blockwise_bias = True
+
   def fingerprint(self):
     return super().fingerprint() | dict(stddev=None)
 

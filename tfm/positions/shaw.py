@@ -31,6 +31,7 @@ class Shaw(Position):
   by_head: bool = False
 
   examples = ('shaw(max_distance=4)', 'shaw(max_distance=4, by_head=True)')
+  has_blockwise_bias = True
   reads_content = True
 
   @nn.compact

@@ -32,6 +32,7 @@ class TransformerXL(Position):
   """
 
   reads_content = True
+  has_blockwise_bias = True
 
   def validate(self):
     if self.width % 2:

@@ -1,11 +1,12 @@
 """Runs a study: trains and measures the arms that are not finished yet, and resumes after a stop."""
 
+import contextlib
 import dataclasses
 import itertools
 import logging
 import pathlib
 import time
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -20,6 +21,7 @@ from tfm.config.schema import leaves
 from tfm.config.validate import validate_ensemble
 from tfm.errors import read_json_object, require, suggest
 from tfm.runs import load
+from tfm.runs.lock import lock_workdir
 from tfm.runs.run_dir import RunDir
 from tfm.runs.train import train_ensemble
 from tfm.studies import store
@@ -52,31 +54,56 @@ def run_study(study: Study, arms: Mapping[str, Arm], workdir: pathlib.Path) -> N
   if not study.learning_rates:
     train_rate_variants(arms, workdir, range(study.seeds))
   for i, (name, arm) in enumerate(arms.items(), 1):
-    folder, start = store.arm_dir(workdir, name), time.time()
-    folder.mkdir(parents=True, exist_ok=True)
-    record = store.read_arm(folder) | dict(name=name, error=None, unmeasured={})
-    if is_finished(study, arm, folder):
-      print_status(f'arm {i} of {len(arms)}: {name} (finished)')
-      continue
-    print_status(f'arm {i} of {len(arms)}: {name}')
-    machine = describe_machine()
-    record['made'] = [*(entry for entry in record.get('made', []) if entry != machine), machine]
+    folder = store.arm_dir(workdir, name)
+    with lock_arms([folder]) as is_free:
+      is_done = is_free and is_finished(study, arm, folder)
+      print_status(f'arm {i} of {len(arms)}: {name}{" (finished)" * is_done}')
+      if is_free and not is_done:
+        run_arm(study, arm, folder, measures)
+
+
+@contextlib.contextmanager
+def lock_arms(folders: Sequence[pathlib.Path]) -> Iterator[bool]:
+  """Holds the folders of arms, so that of several processes only one trains them; False if another one does,
+  which is said.
+  """
+  with contextlib.ExitStack() as stack:
     try:
-      selected = arm
-      if study.learning_rates:
-        selected = select_learning_rate(study, arm, folder, record)
-        store.write_arm(folder, record)  # a resumed study must train the seeds at this rate
-      if train_runs(seed_runs(selected, folder, range(study.seeds)), record):
-        measure_arm(selected, folder, range(study.seeds), measures, record)
-    except Stopped:
-      raise
-    except Exception as error:  # no error of one arm may stop the others
-      record['error'] = f'{type(error).__name__}: {error}'
-      path = store.write_traceback(folder)
-      print_status(f'the arm {name!r} failed: {error}; see {path}; continuing with the other arms')
-    finally:
-      record['seconds'] = record.get('seconds', 0.0) + time.time() - start
-      store.write_arm(folder, record)
+      for folder in folders:
+        folder.mkdir(parents=True, exist_ok=True)
+        stack.enter_context(lock_workdir(folder))
+      is_free = True
+    except ValueError as error:
+      print_status(f'left to another process: {error}')
+      is_free = False
+    yield is_free
+
+
+def run_arm(study: Study, arm: Arm, folder: pathlib.Path, measures: Mapping[str, Measure]) -> None:
+  """Trains and measures an arm; what fails is recorded.
+
+  Raises:
+    Stopped: on SIGTERM or Ctrl-C.
+  """
+  record = store.read_arm(folder) | dict(name=arm.name, error=None, unmeasured={})
+  start, machine = time.time(), describe_machine()
+  record['made'] = [*(entry for entry in record.get('made', []) if entry != machine), machine]
+  try:
+    selected = arm
+    if study.learning_rates:
+      selected = select_learning_rate(study, arm, folder, record)
+      store.write_arm(folder, record)  # a resumed study must train the seeds at this rate
+    if train_runs(seed_runs(selected, folder, range(study.seeds)), record):
+      measure_arm(selected, folder, range(study.seeds), measures, record)
+  except Stopped:
+    raise
+  except Exception as error:  # no error of one arm may stop the others
+    record['error'] = f'{type(error).__name__}: {error}'
+    path = store.write_traceback(folder)
+    print_status(f'the arm {arm.name!r} failed: {error}; see {path}; continuing with the other arms')
+  finally:
+    record['seconds'] = record.get('seconds', 0.0) + time.time() - start
+    store.write_arm(folder, record)
 
 
 def check_measures(study: Study, arms: Mapping[str, Arm]) -> None:
@@ -217,20 +244,23 @@ def train_rate_variants(arms: Mapping[str, Arm], workdir: pathlib.Path, seeds: S
     }
     if len(group) < 2 or all(key in diverged or run.is_finished() for key, run in runs.items()):
       continue
-    print_status(f'{", ".join(folders)} differ only in their learning rate; training them in one ensemble')
-    try:
-      train_runs(runs, dict(diverged=diverged))
-    except Stopped:
-      raise
-    except Exception as error:  # no error of the ensemble may stop an arm that can train alone
-      print_status(f'the ensemble failed: {error}; training each arm alone')
-      continue
-    for name, folder in folders.items():
-      outcome = dict(
-        diverged={seed: reason for (arm, seed), reason in diverged.items() if arm == name},
-        together=[*folders],
-      )
-      store.write_arm(folder, records[name] | dict(name=name) | outcome)
+    with lock_arms([*folders.values()]) as is_free:
+      if not is_free:
+        continue
+      print_status(f'{", ".join(folders)} differ only in their learning rate; training them in one ensemble')
+      try:
+        train_runs(runs, dict(diverged=diverged))
+      except Stopped:
+        raise
+      except Exception as error:  # no error of the ensemble may stop an arm that can train alone
+        print_status(f'the ensemble failed: {error}; training each arm alone')
+        continue
+      for name, folder in folders.items():
+        outcome = dict(
+          diverged={seed: reason for (arm, seed), reason in diverged.items() if arm == name},
+          together=[*folders],
+        )
+        store.write_arm(folder, records[name] | dict(name=name) | outcome)
 
 
 def train_runs(runs: Mapping[Hashable, RunDir], record: dict[str, Any]) -> list[Hashable]:

@@ -12,7 +12,7 @@ from orbax.checkpoint import checkpoint_managers as policies
 
 from tfm import variant_folders
 from tfm.data import file_hashes
-from tfm.errors import read_json_object, writing
+from tfm.errors import parsing, read_json_object, writing
 from tfm.parallel import processes
 from tfm.shapes import PyTree
 from tfm.training.progress_line import print_status
@@ -166,7 +166,7 @@ class Checkpoints:
       ValueError: if the run used a variant from outside the package that is not here.
     """
     self.require_intact(step, 'run')
-    metadata = self.manager.restore(step, args=ocp.args.Composite(run=ocp.args.JsonRestore()))['run']
+    metadata = self._restore(step, run=ocp.args.JsonRestore())['run']
     saved = metadata.pop('step', step)  # earlier versions did not write it
     if saved != step:
       raise DamagedCheckpoint(f'{self.directory / str(step)} was saved as step {saved}; rename it to {saved}')
@@ -176,7 +176,7 @@ class Checkpoints:
   def restore_params(self, step: int, target: PyTree) -> PyTree:
     """The parameters, with the shapes, dtypes and shardings of `target`."""
     self.require_intact(step, 'params')
-    return self.manager.restore(step, args=ocp.args.Composite(params=restore_args(target)))['params']
+    return self._restore(step, params=restore_args(target))['params']
 
   def restore_averaged_params(self, step: int, count: int, target: PyTree) -> PyTree:
     """The mean of the parameters of the last `count` checkpoints up to `step` (Vaswani et al. 2017, §6.1).
@@ -199,16 +199,18 @@ class Checkpoints:
     """The whole state, under the shardings of `target`, whatever mesh it was saved from."""
     for part in ('params', 'rest'):
       self.require_intact(step, part)
-    restored = self.manager.restore(
-      step,
-      args=ocp.args.Composite(
-        params=restore_args(target.params), rest=restore_args(state_without_params(target))
-      ),
+    restored = self._restore(
+      step, params=restore_args(target.params), rest=restore_args(state_without_params(target))
     )
     leaves = jax.tree.leaves(restored['rest'])
     # Orbax returns containers as dictionaries; the structure is the target's.
     others = jax.tree.unflatten(jax.tree.structure(state_without_params(target)), leaves)
     return target.replace(params=restored['params'], **others)
+
+  def _restore(self, step: int, **parts: Any) -> Any:
+    """The parts of a checkpoint; one that lost its digests may be damaged in any way."""
+    with parsing(self.directory / str(step), 'a checkpoint'):
+      return self.manager.restore(step, args=ocp.args.Composite(**parts))
 
   def require_intact(self, step: int, part: str) -> None:
     """Raises if a part of a checkpoint is damaged.

@@ -14,6 +14,7 @@ from tfm.studies.report.ranking import Ranking, rank_arms
 from tfm.studies.report.templates import add_links, embed_figure, load_template
 from tfm.studies.report.values import metric_names
 from tfm.studies.report.wording import join_names
+from tfm.training.atomic_files import write_atomically
 
 
 COLUMNS = ('arm', 'seed', 'metric', 'x', 'value')
@@ -37,7 +38,7 @@ def write_report(results: dict, directory: pathlib.Path) -> pathlib.Path:
   all_plots = list(figures.list_plots(results, ranking))
   directory = pathlib.Path(directory)
   directory.mkdir(parents=True, exist_ok=True)
-  (directory / 'results.json').write_text(json.dumps(results, ensure_ascii=False), encoding='utf-8')
+  write_atomically(directory / 'results.json', json.dumps(results, ensure_ascii=False))
   with (directory / 'results.csv').open('w', newline='', encoding='utf-8') as file:
     writer = csv.writer(file)
     writer.writerow(COLUMNS)
@@ -47,9 +48,9 @@ def write_report(results: dict, directory: pathlib.Path) -> pathlib.Path:
     )
   for plot in all_plots:
     plots.save_png(plot.draw, directory / f'{plot.name}.png')
-  (directory / 'report.md').write_text(render_markdown(results, ranking, all_plots), encoding='utf-8')
+  write_atomically(directory / 'report.md', render_markdown(results, ranking, all_plots))
   page = directory / 'report.html'
-  page.write_text(render_html(results, ranking, all_plots), encoding='utf-8')
+  write_atomically(page, render_html(results, ranking, all_plots))
   return page
 
 
