@@ -56,9 +56,11 @@ def run_study(study: Study, arms: Mapping[str, Arm], workdir: pathlib.Path) -> N
   for i, (name, arm) in enumerate(arms.items(), 1):
     folder = store.arm_dir(workdir, name)
     with lock_arms([folder]) as is_free:
-      is_done = is_free and is_finished(study, arm, folder)
+      if not is_free:
+        continue
+      is_done = is_finished(study, arm, folder)
       print_status(f'arm {i} of {len(arms)}: {name}{" (finished)" * is_done}')
-      if is_free and not is_done:
+      if not is_done:
         run_arm(study, arm, folder, measures)
 
 

@@ -3,6 +3,7 @@
 DIR/arms/ARM/arm.json            the arm's learning rate, machines, dates, seconds, errors, diverged seeds
 DIR/arms/ARM/time.json           match='time': seconds of its training step and of the base's
 DIR/arms/ARM/error.txt           the traceback of the last error
+DIR/arms/ARM/lock                held by the process that trains the arm
 DIR/arms/ARM/seedN/              an ordinary run, as tfm train writes it
 DIR/arms/ARM/rateR/              the run that tried the learning rate R
 DIR/arms/ARM/rungS/rateR/        the same for S steps, to drop rates early
