@@ -36,7 +36,7 @@ def prepare(path, text):
     ('optimizer.name', 'adafactor(min_dim_size_to_factor=-1)', 'factor=-1 must be at least 1'),
     ('optimizer.schedule', 'cosine(floor=-1.0)', 'floor=-1.0 must be at least 0 and at most 1'),
     ('optimizer.schedule', 'cosine(floor=1e38)', 'floor=1e+38 must be'),
-    ('optimizer.learning_rate', '1e6', 'learning_rate=1000000.0 must be at least 0 and at most 100'),
+    ('optimizer.learning_rate', '1e6', 'learning_rate=1000000.0 must be at least 0 and at most 1,000'),
     ('optimizer.learning_rate', '1e400', 'learning_rate=inf must be finite'),
     ('optimizer.clip', '1e-300', 'clip=1e-300 would stop training; use 0'),
     ('model.mask', '~full', 'hides every token from every other'),

@@ -65,6 +65,7 @@ def test_a_run_ends_is_saved_and_does_not_go_on(tiny, tmp_path):
   assert saved_steps(tmp_path)[-1] == 9
 
 
+@pytest.mark.slow
 def test_each_run_of_an_ensemble_ends_by_its_own_validations(tiny, tmp_path):
   """At the step at which it would end alone, with the same parameters."""
   seeds = 3, 4

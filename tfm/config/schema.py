@@ -229,7 +229,7 @@ def _fields() -> dict[str, Any]:
       # tfm/optimizers: adam, adamw(b1, b2, weight_decay), adafactor, lion, sgd(momentum)
       name=FromSlot('adamw', 'optimizers'),
       # the peak of the schedule; with noam a factor on d^-0.5
-      learning_rate=Ranged(1e-3, Annotated[float, Interval(ge=0, le=100)]),
+      learning_rate=Ranged(1e-3, Annotated[float, Interval(ge=0, le=1000)]),
       # noam, rsqrt(flat), cosine(floor), linear(floor), wsd(decay), constant
       schedule=FromTable('cosine', 'training.schedule:SCHEDULES'),
       warmup=Ranged(100, NonNegativeInt),  # steps over which the learning rate rises
