@@ -248,12 +248,9 @@ def test_errors_name_the_arm():
 
 
 @pytest.mark.slow
+@pytest.mark.rotated(3)
 @pytest.mark.parametrize(
-  'file',
-  [
-    pytest.param(str(path), marks=[] if path.stem == 'heads' else [pytest.mark.slow], id=path.stem)
-    for path in sorted((ROOT / 'experiments').glob('*.py'))
-  ],
+  'file', [pytest.param(str(path), id=path.stem) for path in sorted((ROOT / 'experiments').glob('*.py'))]
 )
 def test_shipped_studies_can_be_planned(file):
   for arg in ('', ':demo'):
