@@ -8,8 +8,8 @@ Source:    Vaswani et al. 2017, §4 and table 1; Bahdanau et al. 2015 (recurrent
 Command:   tfm ablate experiments/architecture.py --workdir=runs/architecture   (equal parameters)
            tfm ablate experiments/architecture.py:flops --workdir=runs/architecture-flops      (equal FLOPs)
            tfm ablate experiments/architecture.py:recall --workdir=runs/architecture-recall    (recall)
-Cost:      recall 0:55 h on 2 CPU cores (x86_64) with --jobs 2, beside other work; the others not measured with
-           tuned rates; at one rate and 8 seeds 1:13 h, 0:40 h (flops).
+Cost:      recall 0:55 h on 2 CPU cores (x86_64) with --jobs 2, beside other work; the others not measured
+           with tuned rates; at one rate and 8 seeds 1:13 h, 0:40 h (flops).
 Expected:  (of runs at one rate) mamba, convolution and LSTM with attention are better than the transformer
            in loss by 0.23 to 0.37 nats, linear attention is worse by 0.20; the same order at equal FLOPs. In
            recall the transformer answers everything in five of five seeds, linear attention 24 %, mamba2, the
