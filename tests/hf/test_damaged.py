@@ -118,8 +118,8 @@ NAME = 'model.layers.1.mlp.up_proj.weight'
     (lambda x: x * np.nan, 'has NaN or infinite numbers in'),
     (lambda x: x + np.inf, 'has NaN or infinite numbers in'),
     (lambda x: np.ascontiguousarray(x.T), 'has shape'),
-    (lambda x: x[None], ''),
-    (lambda x: x[0], ''),
+    (lambda x: x[None], "its shape (1, 48, 32) is not '"),
+    (lambda x: x[0], "its shape (32,) is not '"),
   ],
 )
 def test_wrong_tensors(folder, change, reason):
@@ -146,5 +146,6 @@ def test_index_files(folder, weight_map, reason):
   index = folder / 'model.safetensors.index.json'
   index.write_text(json.dumps(dict(weight_map=weight_map)))
   assert reason in load_error(folder)
-  index.write_text('[]')
-  assert 'index.json cannot be read' in load_error(folder)
+  for content in ('[]', '{}'):
+    index.write_text(content)
+    assert 'its weight_map lists no tensor' in load_error(folder)

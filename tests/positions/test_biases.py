@@ -390,17 +390,3 @@ def test_blocks_that_share_a_table_must_have_equal_heads(text):
     ValueError, match=r'config\.model\.blocks\.b\.position=.* shares one table among its blocks'
   ):
     Experiment(config).build_model(29)
-
-
-def test_a_bias_that_declares_nothing_is_not_computed_block_by_block():
-  class Undeclared(Position):
-    def bias(self, table):
-      return None
-
-  class Declared(Undeclared):
-    has_blockwise_bias = True
-
-  class NoBias(Position):
-    pass
-
-  assert [each.has_blockwise_bias for each in (Undeclared, Declared, NoBias)] == [False, True, True]

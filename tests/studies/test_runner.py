@@ -21,7 +21,6 @@ from tfm.config.overlay import complete
 from tfm.config.resolve import resolve_config
 from tfm.evaluation.cost import StepCost
 from tfm.runs import load as runs
-from tfm.runs import lock
 from tfm.studies import finished_runs, runner, store
 from tfm.studies import study as studies
 from tfm.studies.arms import Arm
@@ -125,17 +124,6 @@ def test_a_finished_study_trains_nothing(file, done, monkeypatch, capsys):
   assert results(done)['values'] == before['values'] and 'report.html' in capsys.readouterr().out
   (result,) = store.read_arm(done / 'arms/rope')['made']
   assert results(done)['study'].items() >= result.items() and result['machine'] != 'another'
-
-
-def test_an_arm_that_another_process_trains_is_left_to_it(file, tmp_path, monkeypatch, capsys):
-  monkeypatch.setattr(runner, 'train_ensemble', None)
-  folder = tmp_path / 'arms/rope'
-  folder.mkdir(parents=True)
-  with lock.lock_workdir(folder):
-    cli.main(['ablate', file, f'--workdir={tmp_path}', '--arms=rope'])  # there is nothing to report yet
-  shown = capsys.readouterr()
-  assert f'left to another process: --workdir={folder} is in use by process ' in shown.out + shown.err
-  assert not store.read_arm(folder)  # no error of it is recorded
 
 
 @pytest.mark.slow

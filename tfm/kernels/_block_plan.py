@@ -121,8 +121,8 @@ def classify_blocks(
   require(
     pairs <= MAX_BLOCK_PAIRS,
     f'the plan of {len(q_indices):,} blocks of {q_indices.shape[1]} queries and {len(k_indices):,} of '
-    f'{k_indices.shape[1]} keys does not fit into memory; use larger blocks, such as '
-    f"kernel='chunked(queries={4 * q_indices.shape[1]}, keys={4 * k_indices.shape[1]})'",
+    f'{k_indices.shape[1]} keys does not fit into memory; give the kernel larger blocks, such as '
+    f'(queries={4 * q_indices.shape[1]}, keys={4 * k_indices.shape[1]})',
   )
   visible, fully_visible = tables = np.empty((2, len(q_indices), len(k_indices)), bool)
   q_consecutive, k_consecutive = ((np.diff(x) == 1).all(1) for x in (q_indices, k_indices))

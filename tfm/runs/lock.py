@@ -7,7 +7,7 @@ import os
 import pathlib
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from tfm.training.progress_line import print_status
 
@@ -58,6 +58,23 @@ def lock_workdir(workdir: pathlib.Path) -> Iterator[None]:
     yield
   finally:
     os.close(descriptor)
+
+
+@contextlib.contextmanager
+def lock_free_folders(folders: Sequence[pathlib.Path]) -> Iterator[bool]:
+  """Holds folders, which it creates, as `lock_workdir` does; False, and a message, if another process holds
+  one of them.
+  """
+  with contextlib.ExitStack() as stack:
+    try:
+      for folder in folders:
+        folder.mkdir(parents=True, exist_ok=True)
+        stack.enter_context(lock_workdir(folder))
+      is_free = True
+    except ValueError as error:
+      print_status(f'left to another process: {error}')
+      is_free = False
+    yield is_free
 
 
 def is_locked(workdir: pathlib.Path) -> bool:

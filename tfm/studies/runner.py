@@ -1,12 +1,11 @@
 """Runs a study: trains and measures the arms that are not finished yet, and resumes after a stop."""
 
-import contextlib
 import dataclasses
 import itertools
 import logging
 import pathlib
 import time
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -21,7 +20,7 @@ from tfm.config.schema import leaves
 from tfm.config.validate import validate_ensemble
 from tfm.errors import read_json_object, require, suggest
 from tfm.runs import load
-from tfm.runs.lock import lock_workdir
+from tfm.runs.lock import lock_free_folders
 from tfm.runs.run_dir import RunDir
 from tfm.runs.train import train_ensemble
 from tfm.studies import store
@@ -55,30 +54,13 @@ def run_study(study: Study, arms: Mapping[str, Arm], workdir: pathlib.Path) -> N
     train_rate_variants(arms, workdir, range(study.seeds))
   for i, (name, arm) in enumerate(arms.items(), 1):
     folder = store.arm_dir(workdir, name)
-    with lock_arms([folder]) as is_free:
+    with lock_free_folders([folder]) as is_free:
       if not is_free:
         continue
       is_done = is_finished(study, arm, folder)
       print_status(f'arm {i} of {len(arms)}: {name}{" (finished)" * is_done}')
       if not is_done:
         run_arm(study, arm, folder, measures)
-
-
-@contextlib.contextmanager
-def lock_arms(folders: Sequence[pathlib.Path]) -> Iterator[bool]:
-  """Holds the folders of arms, so that of several processes only one trains them; False if another one does,
-  which is said.
-  """
-  with contextlib.ExitStack() as stack:
-    try:
-      for folder in folders:
-        folder.mkdir(parents=True, exist_ok=True)
-        stack.enter_context(lock_workdir(folder))
-      is_free = True
-    except ValueError as error:
-      print_status(f'left to another process: {error}')
-      is_free = False
-    yield is_free
 
 
 def run_arm(study: Study, arm: Arm, folder: pathlib.Path, measures: Mapping[str, Measure]) -> None:
@@ -246,7 +228,7 @@ def train_rate_variants(arms: Mapping[str, Arm], workdir: pathlib.Path, seeds: S
     }
     if len(group) < 2 or all(key in diverged or run.is_finished() for key, run in runs.items()):
       continue
-    with lock_arms([*folders.values()]) as is_free:
+    with lock_free_folders([*folders.values()]) as is_free:
       if not is_free:
         continue
       print_status(f'{", ".join(folders)} differ only in their learning rate; training them in one ensemble')
