@@ -13,6 +13,8 @@ MUTANTS ?=
 PARALLEL = -n auto --dist loadfile --no-loadscope-reorder
 # Modules are compiled when they are first imported; compiling all of them took half the time of installing.
 PIP_FLAGS = --quiet --disable-pip-version-check --no-compile
+# Containers often set it; then every process compiles all modules again, a second or two of each that starts.
+unexport PYTHONDONTWRITEBYTECODE
 PIP_INSTALL = $(VENV)/bin/pip install $(PIP_FLAGS) -c constraints.txt
 # $(call pytest,VENV): pytest of an environment. Files of text that are opened without an encoding fail the tests
 # (pyproject.toml).

@@ -2,7 +2,7 @@
 
 make reference
 
-The map of the modules is only on the site: mkdocs calls `on_files`.
+The site has them anew, and the map of the modules, which is only there: mkdocs calls `on_files`.
 """
 
 import argparse
@@ -99,10 +99,14 @@ def format_badges(badges: dict[str, str]) -> str:
 
 
 def on_files(files, config):
-  """A hook of mkdocs: adds the pages that are only on the site."""
+  """A hook of mkdocs: generates the pages anew, and adds those that are only on the site."""
   from mkdocs.structure.files import File
 
-  files.append(File.generated(config, 'reference/modules.md', content=format_modules()))
+  texts = pages() | {'reference/modules.md': format_modules()}
+  for path, text in texts.items():
+    if old := files.get_file_from_path(path):
+      files.remove(old)
+    files.append(File.generated(config, path, content=text))
   return files
 
 

@@ -20,7 +20,7 @@ def get_study(arg: str = '') -> Study:
   require_argument(arg)
   config = ConfigDict()
   config.data = dict(source='stdlib', tokenizer='bytes', length=64)
-  config.model = dict(layers=2, heads=4, position='rope')
+  config.model = dict(layers=2, heads=4, position='rope', initializer='lecun_normal', tie_embeddings=False)
   config.optimizer = dict(learning_rate=4e-3, schedule='cosine', warmup=50)
   config.training = dict(steps=300, batch_size=8, evaluate_every=100, evaluation_batches=48)
   arms = product(

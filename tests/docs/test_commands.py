@@ -33,6 +33,7 @@ PAGES = [
 FENCE = re.compile(r'^( *)```(\w*)(?: title="(.+?)")?\n(.*?)^\1```$', re.MULTILINE | re.DOTALL)
 LANGUAGES = {'sh', 'python', 'text', 'json', 'bibtex', 'mermaid', 'yaml'}
 NEEDS = '# needs: '
+TUTORIAL = pytest.mark.rotated(3)
 OTHER = pytest.mark.sampled(0)  # pages beside what a newcomer reads: a seventh of them each day
 # What `FILE:smoke` makes smaller, which a command must not make larger again.
 SIZES = {
@@ -76,7 +77,9 @@ def folder(tmp_path, monkeypatch, book):
 @pytest.mark.parametrize(
   'page',
   [
-    pytest.param(page, marks=[] if page.name == 'README.md' or page.parent.name == 'tutorials' else OTHER)
+    pytest.param(
+      page, marks=[] if page.name == 'README.md' else TUTORIAL if page.parent.name == 'tutorials' else OTHER
+    )
     for page in PAGES
     if any(language in ('sh', 'python') and is_run(text) for language, _, text in blocks(page))
   ],

@@ -52,17 +52,22 @@ def test_products_and_gradients_equal_those_of_each_group(M, sizes):
   x, kernels, dy = draw(M, len(sizes))
   y, dx, dw = expected(x, kernels, sizes, dy)
   sizes = jnp.asarray(sizes)
-  ours, pull = jax.vjp(lambda x, kernels: multiply_groups(x, kernels, sizes), x, kernels)
-  for a, b in zip((ours, *pull(dy)), (y, dx, dw), strict=True):
+
+  @jax.jit
+  def ours(x, kernels, dy):
+    products, pull = jax.vjp(lambda x, kernels: multiply_groups(x, kernels, sizes), x, kernels)
+    return products, *pull(dy)
+
+  for a, b in zip(ours(x, kernels, dy), (y, dx, dw), strict=True):
     np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
   # What a TPU computes, and what other devices do.
   for multiply in (multiply_ragged, multiply_tiles):
-    np.testing.assert_allclose(multiply(x, kernels, sizes), y, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(jax.jit(multiply)(x, kernels, sizes), y, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize('M, sizes', SIZES, ids=str)
 def test_every_row_of_a_group_is_visited_once_and_by_its_group(M, sizes):
-  visits = jax.tree.map(np.asarray, plan_visits(M, jnp.asarray(sizes)))
+  visits = jax.tree.map(np.asarray, jax.jit(plan_visits, static_argnums=0)(M, jnp.asarray(sizes)))
   R = visits.is_own.shape[1]
   visited = [
     (int(tile * R + row), int(owner))
@@ -89,9 +94,9 @@ def test_a_tpu_multiplies_rows_by_ragged_dot_and_other_devices_by_loops():
 def test_kernel_gradients_are_summed_in_float32():
   """3000 rows of one group, each with a gradient of 1: bfloat16 would stop at 256."""
   x, dy = jnp.ones((3000, 1), jnp.bfloat16), jnp.ones((3000, 1), jnp.bfloat16)
-  assert sum_tiles(x, dy, jnp.asarray([2999, 1])).tolist() == [[[2999.0]], [[1.0]]]
+  assert jax.jit(sum_tiles)(x, dy, jnp.asarray([2999, 1])).tolist() == [[[2999.0]], [[1.0]]]
   gradient = jax.grad(lambda w: multiply_groups(x, w, jnp.asarray([2999, 1])).astype(jnp.float32).sum())
-  assert gradient(jnp.ones((2, 1, 1))).tolist() == [[[2999.0]], [[1.0]]]
+  assert jax.jit(gradient)(jnp.ones((2, 1, 1))).tolist() == [[[2999.0]], [[1.0]]]
 
 
 @pytest.mark.sampled(1)
@@ -102,6 +107,7 @@ def test_runs_may_be_vmapped(axes):
   arrays.append(jnp.asarray([[2, 3, 4], [0, 5, 1]]))
   arrays = [x if axis == 0 else x[0] for x, axis in zip(arrays, axes)]
 
+  @jax.jit
   def gradients(x, kernels, sizes):
     return jax.grad(lambda x, kernels: multiply_groups(x, kernels, sizes).sum(), (0, 1))(x, kernels)
 

@@ -1,5 +1,7 @@
 """Single slots in other programs: equal to Flax's and JAX's own attention, and refused where they must be."""
 
+import functools
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -16,7 +18,11 @@ SIZES = dict(width=D, heads=H, length=T)
 
 
 def init(module, *inputs):
-  return nn.unbox(module.init(jax.random.key(1), *inputs))
+  return nn.unbox(jax.jit(module.init)(jax.random.key(1), *inputs))
+
+
+def apply(module, variables, *inputs, **settings):
+  return jax.jit(functools.partial(module.apply, **settings))(variables, *inputs)
 
 
 @pytest.mark.parametrize('bias', [False, True])
@@ -29,7 +35,7 @@ def test_softmax_is_the_attention_of_flax(mask, bias):
   mixer = {ours: variables['params'][name] for ours, name in names.items()}
   seen = nn.make_causal_mask(jnp.ones((B, T))) if mask == 'causal' else None
   np.testing.assert_allclose(
-    layer.apply({'params': dict(mixer=mixer)}, X), theirs.apply(variables, X, mask=seen), atol=1e-5
+    apply(layer, {'params': dict(mixer=mixer)}, X), apply(theirs, variables, X, mask=seen), atol=1e-5
   )
 
 
@@ -60,7 +66,7 @@ def test_positions_act_wherever_they_do_in_a_model(position):
   variables = init(layer, X)
   spread = jax.tree.map(lambda x: jax.random.normal(jax.random.key(2), x.shape), variables)
   roll = lambda x: jnp.roll(x, 3, axis=1)
-  is_equivariant = np.allclose(roll(layer.apply(spread, X)), layer.apply(spread, roll(X)), atol=1e-4)
+  is_equivariant = np.allclose(roll(apply(layer, spread, X)), apply(layer, spread, roll(X)), atol=1e-4)
   assert is_equivariant == (position == 'none')
 
 
@@ -88,14 +94,16 @@ def test_a_layer_of_ones_own_module_trains():
 def test_attend_is_the_attention_of_jax(kernel, mask, settings):
   q, k, v = (jax.random.normal(jax.random.key(i), (B, T, heads, C)) for i, heads in enumerate((4, 2, 2)))
   expected = jax.nn.dot_product_attention(q, k, v, **settings)
-  np.testing.assert_allclose(tfm.attend(q, k, v, mask, kernel), expected, atol=1e-5)
+  attend = jax.jit(lambda *qkv: tfm.attend(*qkv, mask, kernel))
+  np.testing.assert_allclose(attend(q, k, v), expected, atol=1e-5)
 
 
 def test_attend_separates_documents():
   q, k, v = (jax.random.normal(jax.random.key(i), (1, 6, 2, C)) for i in range(3))
   context = Context(jnp.array([[0, 1, 0, 1, 2, 0]]), jnp.array([[1, 1, 2, 2, 2, 0]]))
-  got = tfm.attend(q, k, v, context=(context, context))
-  parts = [tfm.attend(*(x[:, a:b] for x in (q, k, v))) for a, b in ((0, 2), (2, 5))]
+  attend = jax.jit(tfm.attend)
+  got = attend(q, k, v, context=(context, context))
+  parts = [attend(*(x[:, a:b] for x in (q, k, v))) for a, b in ((0, 2), (2, 5))]
   np.testing.assert_allclose(got, jnp.concatenate([*parts, jnp.zeros((1, 1, 2, C))], 1), atol=1e-5)
 
 
@@ -103,7 +111,7 @@ def test_a_position_rotates():
   rope = tfm.build_position('rope', heads=H, head_width=C, length=T)
   q = X.reshape(B, T, H, C)
   places = jnp.broadcast_to(jnp.arange(T), (B, T))
-  rotate = lambda shift: rope.apply({}, q, q, places + shift, places + shift, method='rotate')
+  rotate = jax.jit(lambda shift: rope.apply({}, q, q, places + shift, places + shift, method='rotate'))
   logits = [jnp.einsum('BTHC,BSHC->BHTS', *rotate(shift)) for shift in (0, 5)]
   np.testing.assert_allclose(*logits, atol=1e-4)  # only distances count
   assert not np.allclose(logits[0], jnp.einsum('BTHC,BSHC->BHTS', q, q), atol=1e-2)
