@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tfm import spec
 from tfm.config import assemble
 from tfm.config.assemble import Experiment
 from tfm.conformance import collect
@@ -52,22 +53,26 @@ def context(positions, segments):
   return Context(*(jnp.broadcast_to(jnp.asarray(x, jnp.int32), (B, len(x))) for x in (positions, segments)))
 
 
-@pytest.fixture(params=collect.specs('mixer'))
+def mixers(supports_cross_attention):
+  return [
+    text
+    for text in collect.specs('mixer')
+    if collect.variant('mixer', text).supports_cross_attention == supports_cross_attention
+  ]
+
+
+@pytest.fixture(params=mixers(True))
 def crossed(request):
-  result = crossings(request.param)
-  try:
-    result(
-      result.x, Memory(result.y, Context.contiguous(result.y[..., 0])), Context.contiguous(result.x[..., 0])
-    )
-  except ValueError as refusal:
-    assert 'does not support cross-attention' in str(refusal) and len(str(refusal).split()) > 5
-    assert spec_name(request.param) != 'softmax'
-    pytest.skip(f'refused: {refusal}')
-  return result
+  return crossings(request.param)
 
 
-def spec_name(text):
-  return text.partition('(')[0]
+@pytest.mark.parametrize('text', mixers(False))
+def test_a_mixer_that_reads_no_memory_refuses_it(text):
+  mixer = crossings(text)
+  there, here = (Context.contiguous(tokens[..., 0]) for tokens in (mixer.y, mixer.x))
+  name = spec.parse(text).name
+  with pytest.raises(ValueError, match=f"^mixer='{name}' does not support cross-attention; use 'softmax'$"):
+    mixer(mixer.x, Memory(mixer.y, there), here)
 
 
 def close(a, b):

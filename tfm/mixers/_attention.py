@@ -90,9 +90,7 @@ class Attention(Mixer):
 
   @nn.compact
   def __call__(self, x, memory, context, cache):
-    if memory is not None and not self.supports_cross_attention:
-      name = type(self).__module__.rpartition('.')[2]
-      raise ValueError(f"mixer='{name}' does not support cross-attention; use 'softmax'")
+    self.check_memory(memory)
     position = self.position(name='position')
     projections = {letter: self.make_projection(letter) for letter in 'qkv'}
     queries = dict(q=self.transform('q', self.project(projections['q'], x)))

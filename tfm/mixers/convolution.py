@@ -81,8 +81,7 @@ class Convolution(Mixer):
 
   @nn.compact
   def __call__(self, x, memory, context, cache):
-    if memory is not None:
-      raise ValueError("mixer='convolution' does not support cross-attention; use 'softmax'")
+    self.check_memory(memory)
     before = self.init_cache(len(x), 0) if cache is None else cache
     h, segments = x.astype(self.dtype), context.segments
     # Padding moves to the end, where it separates no token from the cache or from the token before it.

@@ -79,8 +79,7 @@ class GatedDelta(Mixer):
 
   @nn.compact
   def __call__(self, x, memory, context, cache):
-    if memory is not None:
-      raise ValueError("mixer='gated_delta' does not support cross-attention; use 'softmax'")
+    self.check_memory(memory)
     before = self.init_cache(len(x), 0) if cache is None else cache
     convolutions, windows = {}, {}
     for name, axis, heads in self.convolved_heads():

@@ -97,8 +97,7 @@ class Latent(Mixer):
 
   @nn.compact
   def __call__(self, x, memory, context, cache):
-    if memory is not None:
-      raise ValueError("mixer='latent' does not support cross-attention; use 'softmax'")
+    self.check_memory(memory)
     position = self.position(head_width=self.position_width, name='position')
     q, rope_q = jnp.split(self.queries(x), [self.head_width], -1)
     latent, rope_k = jnp.split(self.linear('down', x, self.rank + self.rope_width), [self.rank], -1)

@@ -119,8 +119,7 @@ class LinearAttention(Mixer):
 
   @nn.compact
   def __call__(self, x, memory, context, cache):
-    if memory is not None:
-      raise ValueError("mixer='linear' does not support cross-attention; use 'softmax'")
+    self.check_memory(memory)
     if cache is not None:
       self.require_causal()
     before = self.empty(len(x)) if cache is None else cache

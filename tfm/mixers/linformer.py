@@ -57,8 +57,7 @@ class Linformer(Mixer):
   def __call__(self, x, memory, context, cache):
     position = self.position(name='position')
     B, T = x.shape[:2]
-    if memory is not None:
-      raise ValueError("mixer='linformer' does not support cross-attention; use 'softmax'")
+    self.check_memory(memory)
     if cache is not None:
       self.init_cache(B, T)
     if T > position.length:

@@ -59,8 +59,7 @@ class Longformer(Mixer):
 
   @nn.compact
   def __call__(self, x, memory, context, cache):
-    if memory is not None:
-      raise ValueError("mixer='longformer' does not support cross-attention; use 'softmax'")
+    self.check_memory(memory)
     position = self.position(name='position')
     score, bias = self.score(name='score')(), position.bias(context.position_tables.get(position.table_key))
     read, keys, layout = {}, context, context.layout

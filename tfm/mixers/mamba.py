@@ -83,8 +83,7 @@ class Mamba(Mixer):
 
   @nn.compact
   def __call__(self, x, memory, context, cache):
-    if memory is not None:
-      raise ValueError("mixer='mamba' does not support cross-attention; use 'softmax'")
+    self.check_memory(memory)
     before = self.init_cache(len(x), 0) if cache is None else cache
     x, z = self.project_in('x', x), self.project_in('z', x)
     convolution = CausalConvolution(

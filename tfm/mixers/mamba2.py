@@ -88,8 +88,7 @@ class Mamba2(Mixer):
 
   @nn.compact
   def __call__(self, x, memory, context, cache):
-    if memory is not None:
-      raise ValueError("mixer='mamba2' does not support cross-attention; use 'softmax'")
+    self.check_memory(memory)
     before = self.init_cache(len(x), 0) if cache is None else cache
     heads, axes = self.convolved_shapes()['x']
     z, delta = self.project_in('z', heads, axes, x), self.project_in('dt', heads[:1], axes[:1], x)

@@ -70,8 +70,7 @@ class Nystromformer(Mixer):
 
   @nn.compact
   def __call__(self, x, memory, context, cache):
-    if memory is not None:
-      raise ValueError("mixer='nystromformer' does not support cross-attention; use 'softmax'")
+    self.check_memory(memory)
     if cache is not None:
       self.init_cache(*x.shape[:2])
     q, k, v = (project_to_heads(self, name, 'heads', x) for name in 'qkv')

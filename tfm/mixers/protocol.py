@@ -124,6 +124,13 @@ class Mixer(nn.Module):
   def validate(self) -> None:
     """Raises ValueError, before anything is compiled, for settings that the mixer does not support."""
 
+  @nn.nowrap
+  def check_memory(self, memory) -> None:
+    """Raises ValueError for a memory of a mixer that does not support cross-attention."""
+    if memory is not None and not self.supports_cross_attention:
+      name = type(self).__module__.rpartition('.')[2]
+      raise ValueError(f"mixer='{name}' does not support cross-attention; use 'softmax'")
+
   @property
   def supports_trees(self) -> bool:
     """Whether it honours `Context.lineage`: a new token depends on cached ones only by attention to them."""

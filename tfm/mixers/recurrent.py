@@ -78,8 +78,7 @@ class Recurrent(Mixer):
 
   @nn.compact
   def __call__(self, x, memory, context, cache):
-    if memory is not None:
-      raise ValueError("mixer='recurrent' does not support cross-attention; use 'softmax'")
+    self.check_memory(memory)
     cell, F = CELLS[self.cell], self.channels
     # Gates are the last axis of both, so that sharding the channels keeps the gates of a channel together.
     W = Linear(

@@ -79,8 +79,7 @@ class Reformer(Mixer):
 
   @nn.compact
   def __call__(self, x, memory, context, cache):
-    if memory is not None:
-      raise ValueError("mixer='reformer' does not support cross-attention; use 'softmax'")
+    self.check_memory(memory)
     qk, v = (project_to_heads(self, name, 'heads', x) for name in ('qk', 'v'))
     directions = rotations(self.seed, self.heads, self.head_width, self.hashes, self.buckets)
     buckets = hash_to_buckets(qk, directions)

@@ -41,8 +41,7 @@ class ShortConvolution(Mixer):
 
   @nn.compact
   def __call__(self, x, memory, context, cache):
-    if memory is not None:
-      raise ValueError("mixer='short_convolution' does not support cross-attention; use 'softmax'")
+    self.check_memory(memory)
 
     def project(name, axes, initializer, x):
       shape = (self.width, self.width)
