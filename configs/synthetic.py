@@ -7,7 +7,8 @@ Command:   tfm train --config=configs/synthetic.py --workdir=runs/copy          
            tfm train --config=configs/synthetic.py:mqar --workdir=runs/mqar
            tfm train --config=configs/synthetic.py:listops --workdir=runs/listops
              (likewise reverse, sort, parity, addition, induction, selective_copy, needle, regbench,
-             pathfinder; and of MAD in_context_recall, noisy_recall, fuzzy_recall, memorization)
+             pathfinder; and of MAD in_context_recall, noisy_recall, fuzzy_recall, memorization,
+             compression)
            tfm evaluate --workdir=runs/copy --split=validation                  (lengths of training)
            tfm evaluate --workdir=runs/copy --split=test                        (longer, if the task has them)
 Cost:      not measured.
@@ -41,6 +42,7 @@ TASKS = {
   'noisy_recall': Task('in_context_recall(length=128, noise=0.2)', 'words', 130),
   'fuzzy_recall': Task('fuzzy_recall(length=128)', 'words', 130),
   'memorization': Task('memorization(length=32)', 'words', 34),
+  'compression': Task('compression', 'words', 35),
   'regbench': Task('regbench(strings=20, length=50)', 'words', 1022),
   'induction': Task('induction(length=256, longer=512)', 'bytes', 514),
   'selective_copy': Task('selective_copy(length=4096)', 'bytes', 4114),
@@ -60,7 +62,9 @@ def get_config(arg: str = '') -> ConfigDict:
   config.model = dict(layers=2, width=128, heads=4, position='rope')
   config.optimizer = dict(learning_rate=1e-3, schedule='cosine', warmup=200)
   config.training = dict(steps=5000, batch_size=64, evaluate_every=500)
-  if arg == 'listops':  # Long Range Arena's sizes: 6 layers of width 512, 8 heads
+  if arg == 'compression':
+    config.objective = 'reconstruction'
+  elif arg == 'listops':  # Long Range Arena's sizes: 6 layers of width 512, 8 heads
     config.objective = 'classification(10)'
     config.data.packing = 'each'
     config.model.update(architecture='encoder', layers=6, width=512, heads=8, pooling='first')

@@ -129,6 +129,16 @@ def memorization(text):
   )
 
 
+def compression(text):
+  first, *words, last = text.split(' ')
+  return (
+    (first, last) == ('.', '=') and {*words} <= {'t1', 't2', 't3', 't4', 't5'},
+    [f' {word}' for word in words],
+    False,
+    len(words),
+  )
+
+
 TASKS = {
   'copy(4, 7, 4)': (of_letters(lambda x: x), range(1, 5), range(5, 8)),
   'reverse(4, 7, 4)': (of_letters(lambda x: ''.join(reversed(x))), range(1, 5), range(5, 8)),
@@ -149,6 +159,7 @@ TASKS = {
     range(26, 31),
   ),
   'memorization(12, 20, vocabulary=10)': (memorization, [12], [20]),
+  'compression(12, 20, vocabulary=5)': (compression, [12], [20]),
 }
 
 

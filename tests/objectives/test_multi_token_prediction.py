@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.objectives.on_mesh import require_equal_on_mesh
 from tests.reference import layers
 from tfm.config.assemble import Experiment
 from tfm.config.resolve import resolve_config
@@ -12,8 +13,6 @@ from tfm.conformance import tiny
 from tfm.conformance.tiny import LENGTH, VOCAB
 from tfm.mixers.protocol import Context
 from tfm.models import flops
-from tfm.parallel import mesh as meshes
-from tfm.parallel import sharding
 
 
 DRAW = np.random.default_rng(0)
@@ -109,24 +108,8 @@ def test_blocks_that_pass_on_more_are_refused(model):
 @pytest.mark.slow
 def test_the_mesh_changes_nothing():
   model, objective = build()
-  boxes, params = tiny.boxed(model), tiny.parameters(model)
-  rules = sharding.parse_rules(tiny.config().rules)
   batch = jax.tree.map(lambda x: jnp.asarray(np.tile(x, (2, 1)), jnp.int32), BATCH)
-
-  def loss(params, batch):
-    return objective(model, params, batch, jax.random.key(0))[0]
-
-  expected = jax.jit(jax.value_and_grad(loss))(params, batch)
-  mesh = meshes.make(dict(data=2, fsdp=2, tensor=2))
-  where = sharding.named_shardings(boxes, mesh, rules)
-  with sharding.context(mesh, rules):
-    run = jax.jit(jax.value_and_grad(loss), out_shardings=(None, where))
-    ours = run(jax.device_put(params, where), jax.device_put(batch, sharding.batch_sharding(mesh, rules)))
-  size = max(float(np.abs(x).max()) for x in jax.tree.leaves(expected[1]))
-  np.testing.assert_allclose(ours[0], expected[0], rtol=1e-5)
-  jax.tree.map(
-    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5 * size), ours[1], expected[1]
-  )
+  require_equal_on_mesh(model, objective, batch, dict(data=2, fsdp=2, tensor=2))
 
 
 def test_the_flops_of_training_are_those_of_all_modules():

@@ -1,5 +1,6 @@
 """The decoder-only model: GPT, LLaMA and their kind."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -16,13 +17,18 @@ class Decoder(LanguageModel):
 
   Attributes:
     further: factories of `FuturePrediction`, which predict further tokens in training; (): none.
+    reconstruction: a factory of `Reconstruction`, which reads a text from the state of its last token;
+      None: there is none.
   """
 
   further: tuple[Callable, ...]
+  reconstruction: Callable | None = dataclasses.field(default=None, kw_only=True)
 
   def setup(self):
     super().setup()
     self.predictions = [make(name=f'further_{i}') for i, make in enumerate(self.further)]
+    if self.reconstruction:
+      self.reader = self.reconstruction(name='reconstruction')
 
   def __call__(
     self, tokens: Int[Array, 'B T'], context: Context, caches: PyTree = None
@@ -31,6 +37,8 @@ class Decoder(LanguageModel):
     x, caches = self.features(tokens, context, caches)
     if self.is_initializing():
       self.further_features(x, tokens, context)
+      if self.reconstruction:
+        self.reconstruct(x, context)
     return self.logits(x), caches
 
   def features(
@@ -55,11 +63,21 @@ class Decoder(LanguageModel):
       features.append(y)
     return features
 
+  def reconstruct(self, x: Float[Array, 'B T D'], context: Context) -> Float[Array, 'B T D']:
+    """The hidden states that the target of each token is predicted from, all of them from the last `features`
+    x of a row.
+    """
+    return self.reader(x, context)
+
   def all_logits(
     self, tokens: Int[Array, 'B T'], context: Context
   ) -> tuple[list[Float[Array, 'B T V']], PyTree]:
-    """The logits of the next token and of each further one: all that training predicts; and no caches."""
+    """The logits of the next token and of each further one, or those of the reconstruction: all that training
+    predicts; and no caches.
+    """
     x, caches = self.features(tokens, context)
+    if self.reconstruction:
+      return [self.logits(self.reconstruct(x, context))], caches
     return [self.logits(x) for x in (x, *self.further_features(x, tokens, context))], caches
 
   @nn.nowrap

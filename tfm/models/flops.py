@@ -120,7 +120,8 @@ def per_token(model: nn.Module, length: int, trains: bool = True) -> Flops:
   counted = with_kernel(model, Counted())
   example = jax.eval_shape(lambda: counted.example(1, length))
   params = jax.eval_shape(counted.init, jax.random.key(0), *example)
-  method = 'all_logits' if trains and getattr(counted, 'further', ()) else '__call__'
+  has_more = getattr(counted, 'further', ()) or getattr(counted, 'reconstruction', None)
+  method = 'all_logits' if trains and has_more else '__call__'
   jaxpr = jax.make_jaxpr(lambda p, *example: counted.apply(p, *example, method=method)[0])(
     params, *example
   ).jaxpr

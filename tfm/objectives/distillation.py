@@ -123,6 +123,10 @@ class Distillation(Objective):
     return self.base.masked_fraction
 
   @property
+  def reconstructs(self):
+    return self.base.reconstructs
+
+  @property
   def required_fields(self):
     return self.base.required_fields
 

@@ -99,6 +99,11 @@ class Objective(abc.ABC):
     return 0
 
   @property
+  def reconstructs(self) -> bool:
+    """Whether a decoder has a module that reads the whole text from the hidden state of its last token."""
+    return False
+
+  @property
   def taught_width(self) -> int:
     """The width to which hidden states are projected to be compared with those of another model; 0: none."""
     return 0

@@ -22,6 +22,7 @@ from tfm.models.encoder import Encoder
 from tfm.models.encoder_decoder import EncoderDecoder, SourceEncoder
 from tfm.models.future_prediction import FuturePrediction
 from tfm.models.image_text import ImageText
+from tfm.models.reconstruction import Reconstruction
 from tfm.models.stack import Stack
 from tfm.models.trunk import Trunk
 from tfm.models.vision import Vision
@@ -166,7 +167,7 @@ def build_model(experiment: 'Experiment', vocab: int, causal: bool, source_vocab
   if with_images:
     return ImageText(**fields, encoder=build_image_encoder(experiment), image_width=m.encoder.width)
   if not pair:
-    return Decoder(**fields, **further)
+    return Decoder(**fields, **further, reconstruction=build_reconstruction(experiment))
   encoder = functools.partial(
     SourceEncoder, **build_trunk(experiment, 'model.encoder', causal=False, branches=2)
   )
@@ -177,7 +178,7 @@ def build_model(experiment: 'Experiment', vocab: int, causal: bool, source_vocab
 
 def validate_unit_weights(experiment: 'Experiment') -> None:
   """Raises ValueError for fields of a model that have no rule under `UnitWeights`."""
-  m = experiment.config.model
+  m, aim = experiment.config.model, experiment.objective
   text, only = m.parametrization, dict(architecture='decoder', output_bias=False, output_transform='')
   for field, value in only.items():
     require(
@@ -186,7 +187,7 @@ def validate_unit_weights(experiment: 'Experiment') -> None:
       f'{value!r}',
     )
   require(
-    not (experiment.objective.further_tokens or experiment.objective.taught_width),
+    not (aim.further_tokens or aim.taught_width or aim.reconstructs),
     f'config.objective={experiment.config.objective!r} has projections without a rule for '
     f"config.model.parametrization={text!r}; use 'causal_lm'",
   )
@@ -210,6 +211,15 @@ def build_further_predictions(experiment: 'Experiment', causal: bool) -> tuple[C
     FuturePrediction, block, build_norm(experiment, at, b), m.width, initializer, DTYPES[m.dtype]
   )
   return (make,) * number
+
+
+def build_reconstruction(experiment: 'Experiment') -> Callable | None:
+  """The factory of the module that reads a text from the hidden state of its last token, or None."""
+  m = experiment.config.model
+  if not experiment.objective.reconstructs:
+    return None
+  norm, initializer = build_norm(experiment, 'model', m), build_initializer(experiment, 'initializer')
+  return functools.partial(Reconstruction, norm, m.width, initializer, DTYPES[m.dtype])
 
 
 def build_image_encoder(experiment: 'Experiment') -> Callable:
