@@ -62,6 +62,7 @@ mutants: $(VENV)/installed
 oracle: $(VENV)/installed
 	$(PIP_INSTALL) 'torch==2.13.0'
 	$(PIP_INSTALL) -e '.[oracle]'
+	$(PIP_INSTALL) --no-deps 'mup==1.0.0'  # it asks for torchvision, which what is compared does not use
 	$(call pytest,$(VENV)) -m oracle $(PARALLEL)
 
 # Plans for TPUs and GPUs without the devices, which need the compilers of both; and the kernels of tokamax.
