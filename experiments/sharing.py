@@ -6,7 +6,7 @@ Source:    Vaswani et al. 2017 (multi-head); Shazeer 2019 (multi-query, with a w
 Command:   tfm ablate experiments/sharing.py --workdir=runs/sharing
 Cost:      not measured in one piece; 25 min of training steps by the plan, on 2 CPU cores (x86_64).
 Expected:  latent attention loses 0.10 to 0.11 nats with the cache of 2 or 1 key/value heads; what these lose
-           instead of 8, about 0.03, is undecided with four seeds. The cache of 2 is a quarter, of 1 an eighth.
+           instead of 8, about 0.03, is undecided with four seeds. The caches are a quarter, an eighth.
 """
 
 from ml_collections import ConfigDict
