@@ -70,8 +70,8 @@ class Mup(Standard):
 
   Logits of tied embeddings are divided by m, and products of queries and keys are multiplied by √C₀ / C,
   where C₀ are the channels of a head at the base width. At the base width all is as in `standard`. Weight
-  decay is multiplied by the learning rate as everywhere, so that of matrices falls with it. A tied table whose
-  initial values are small learns slowly far above the base width (docs/results/studies/mup.md).
+  decay is multiplied by the learning rate as everywhere, so that of matrices falls with it. A tied table
+  whose initial values are small learns slowly far above the base width (docs/results/studies/mup.md).
 
   Attributes:
     base_width: D of the model whose hyperparameters these are.
