@@ -1,10 +1,11 @@
-"""Reconstruction of a text from one vector: the loss against numpy, what it hears, and that it learns."""
+"""Reconstruction of a text from one vector: the loss in numpy, what it depends on, and that it learns."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import tfm
 from tests.objectives.on_mesh import require_equal_on_mesh
 from tests.reference import layers
 from tfm.commands import cli
@@ -16,6 +17,7 @@ from tfm.conformance.tiny import LENGTH, VOCAB
 from tfm.mixers.protocol import Context
 from tfm.models import flops
 from tfm.runs.train import train
+from tfm.serving.open_service import Options, open_service
 from tfm.training.metrics import read
 
 
@@ -78,8 +80,8 @@ def test_it_reads_the_last_token_of_a_row_alone():
   def loss(x):
     return jnp.sin(model.apply({'params': params}, x, context, method='reconstruct')).sum((1, 2))[:2].sum()
 
-  heard = np.abs(jax.jit(jax.grad(loss))(x)).max(-1) > 0
-  assert [np.flatnonzero(row).tolist() for row in heard] == [[LENGTH - 1], [6], []]
+  has_gradient = np.abs(jax.jit(jax.grad(loss))(x)).max(-1) > 0
+  assert [np.flatnonzero(row).tolist() for row in has_gradient] == [[LENGTH - 1], [6], []]
 
 
 def test_its_parameters_and_flops_are_of_training_alone():
@@ -122,4 +124,9 @@ def test_a_model_learns_to_compress_four_symbols(tmp_path, capsys):
   rows = {row['split']: row for row in read(tmp_path / 'metrics.jsonl')}
   assert rows['validation']['accuracy'] > 0.8 and rows['validation']['exact'] > 0.4
   assert cli.main(['generate', f'--workdir={tmp_path}', '--prompt=. t1 t2']) == 2
-  assert "of config.objective='reconstruction', which continues no text" in capsys.readouterr().err
+  refusal = "a model of config.objective='reconstruction' continues no text; use tfm evaluate"
+  assert refusal in capsys.readouterr().err
+  with pytest.raises(ValueError, match=refusal):
+    tfm.load(tmp_path).generate('. t1 t2')
+  with pytest.raises(ValueError, match=refusal):
+    open_service('run', tfm.load(tmp_path), Options(queue=1, timeout=1.0))

@@ -139,11 +139,7 @@ def main(args):
     loaded.config.model.architecture != 'image_text',
     f'--workdir={args.workdir} holds an image-text model, which generates no text; use tfm evaluate',
   )
-  require(
-    not loaded.experiment.objective.reconstructs,
-    f'--workdir={args.workdir} holds a model of config.objective={loaded.config.objective!r}, which '
-    'continues no text; use tfm evaluate',
-  )
+  loaded.require_generation()
   is_encoder_decoder = hasattr(loaded.model, 'encode')
   require(
     is_encoder_decoder or args.forced is None,

@@ -96,7 +96,7 @@ def test_a_memory_is_read_once(crossed):
     jax.tree.map(np.testing.assert_array_equal, same, read)
 
 
-def test_padding_and_neighbours_of_the_memory_are_not_heard(crossed):
+def test_padding_and_neighbours_of_the_memory_change_nothing(crossed):
   here, rest = context(range(T), [1] * T), jnp.full((B, 3, D), 7.0)
   plain, _ = crossed(crossed.x, Memory(crossed.y, context(range(S), [1] * S)), here)
   right = Memory(jnp.concatenate([crossed.y, rest], 1), context([*range(S), 4, 5, 6], [1] * S + [0] * 3))
@@ -106,7 +106,7 @@ def test_padding_and_neighbours_of_the_memory_are_not_heard(crossed):
     close(crossed(crossed.x, memory, here)[0], plain)
 
 
-def test_every_memory_token_is_heard(crossed):
+def test_the_result_depends_on_every_memory_token(crossed):
   here, there = context(range(T), [1] * T), context(range(S), [1] * S)
 
   def y(memory):

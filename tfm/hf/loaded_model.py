@@ -326,6 +326,7 @@ class LoadedModel(runs.Run):
       is_pair or self.config.model.architecture == 'decoder',
       'an encoder generates no text; use logits, or tfm generate for the masks of one of texts',
     )
+    self.require_generation()
     if texts := as_texts(input_ids):
       self.require_tokenizer()
       rows, start = [self.encode(text) for text in texts], is_pair and self.tokenizer.target_prompt_ids()

@@ -19,7 +19,7 @@ class Reconstruction(nn.Module):
   token of the row and PE are sinusoids (Poli et al. 2024, MAD, §3.1 and its code, whose sinusoids end at
   another wavelength).
 
-  No token hears another one here: what y_t knows of the text, z holds.
+  No token depends on another one here: z alone holds the text.
 
   Attributes:
     norm: a factory.

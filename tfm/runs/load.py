@@ -78,6 +78,13 @@ class Run:
   def config(self) -> ConfigDict:
     return self.experiment.config
 
+  def require_generation(self) -> None:
+    """Raises ValueError for a model whose next-token logits its objective does not train."""
+    require(
+      not self.experiment.objective.reconstructs,
+      f'a model of config.objective={self.config.objective!r} continues no text; use tfm evaluate',
+    )
+
   def encode(self, text: str) -> Int[np.ndarray, 'T']:
     """The tokens of a text as the model reads them in training: a decoder after the token that begins a text,
     an encoder or an image-text model also before the one that ends it; an encoder-decoder as a source.

@@ -39,10 +39,7 @@ def open_service(name: str, run: LoadedModel, options: Options) -> Service:
     ValueError: for a model that is not served, and for options that its service does not read.
   """
   require(not run.config.model.patch, f'{run.kind} reads images, which are not served')
-  require(
-    not run.experiment.objective.reconstructs,
-    f'{run.kind} of config.objective={run.config.objective!r} continues no text; serve one of causal_lm',
-  )
+  run.require_generation()
   run.require_tokenizer()
   if run.config.model.architecture == 'decoder':
     served = serve_model(
