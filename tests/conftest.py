@@ -48,8 +48,8 @@ def pytest_collection_modifyitems(items):
 @pytest.hookimpl(tryfirst=True)  # before the summary is printed
 def pytest_sessionfinish(session):
   """With --pin-skips: fails if the number of skipped tests differs from the pinned one, by reason up to the
-  first colon. A proof that is skipped unnoticed proves nothing. The files of tests/oracle are not counted: without
-  what they compare with they are skipped before `-m` can leave them out, and `make oracle` runs them.
+  first colon. A proof that is skipped unnoticed proves nothing. Files of tests/oracle, which `make oracle`
+  runs, are not counted: without what they compare with they are skipped before `-m` can leave them out.
   """
   config = session.config
   if not config.getoption('--pin-skips') or hasattr(config, 'workerinput'):

@@ -8,6 +8,7 @@ import pytest
 from tfm.commands import cli
 
 
+pytestmark = pytest.mark.slow
 DRAW = random.Random(0)
 NUMBERS = [''.join(DRAW.choices('0123456789', k=DRAW.randrange(1, 6))) for _ in range(600)]
 
@@ -43,7 +44,6 @@ def tfm(capsys, *flags):
   return status, captured.out, captured.err
 
 
-@pytest.mark.slow
 def test_evaluate_writes_hypotheses_and_metrics(workdir, capsys):
   status, out, _ = tfm(
     capsys,
@@ -65,7 +65,6 @@ def test_evaluate_writes_hypotheses_and_metrics(workdir, capsys):
   assert values['exact'] == pytest.approx(100 * correct / len(rows))
 
 
-@pytest.mark.slow
 def test_generate_from_a_file(workdir, files, capsys):
   (files / 'some').write_text('12\n345\n\n6789\n')
   flags = ['generate', f'--workdir={workdir}', f'--input={files}/some']
@@ -81,7 +80,6 @@ def test_generate_from_a_file(workdir, files, capsys):
   assert all(a['score'] >= b['score'] for a, b in zip(rows, rows[1:]) if b['sample'])
 
 
-@pytest.mark.slow
 def test_generate_with_sampling_and_forced_prefix(workdir, capsys):
   status, out, _ = tfm(capsys, 'generate', f'--workdir={workdir}', '--prompt=123', '--forced=32')
   assert status == 0 and out.startswith('32')
@@ -91,7 +89,6 @@ def test_generate_with_sampling_and_forced_prefix(workdir, capsys):
   assert status == 0 and out.count('=== prompt 1 of 1') == 4
 
 
-@pytest.mark.slow
 def test_checkpoints_are_averaged(workdir, capsys):
   losses = [
     json.loads(tfm(capsys, 'evaluate', f'--workdir={workdir}', '--metric=exact', *more)[1])['loss']

@@ -11,6 +11,7 @@ from tfm.layers.diffusion_path import PATHS, PREDICTIONS, combine
 from tfm.objectives.diffusion import Diffusion
 
 
+pytestmark = pytest.mark.slow
 MEAN, DEVIATION, SAMPLES = 1.5, 0.4, 4000
 
 
@@ -39,7 +40,7 @@ def run(path, prediction, sampler, steps, samples=SAMPLES):
   [
     ('linear', 'epsilon', 'ddpm', 1000),
     ('linear', 'epsilon', 'ddim', 500),
-    pytest.param('cosine', 'v', 'ddpm', 1000, marks=pytest.mark.slow),
+    ('cosine', 'v', 'ddpm', 1000),
     ('straight', 'flow', 'euler', 500),
     ('straight', 'v', 'ddpm', 500),
   ],
@@ -131,7 +132,6 @@ def apply(model, params, x, time, classes):
   return jax.jit(model.apply)({'params': params}, *model.arguments(x, jnp.full(2, time), classes))[0]
 
 
-@pytest.mark.slow
 def test_an_image_does_not_depend_on_the_others(built):
   model, params = built
   objective = Diffusion(0, 'contiguous', 0, classes=10, schedule='straight', prediction='flow')

@@ -22,6 +22,7 @@ from tfm.parallel import mesh as meshes
 from tfm.parallel import sharding
 
 
+pytestmark = pytest.mark.slow
 EOS = 0
 ON_ONE_DEVICE = jax.sharding.SingleDeviceSharding(jax.devices()[0])
 # No byte for the end of a text, 1 … 4 for the others.
@@ -206,7 +207,6 @@ def test_losses_equal_the_full_softmax(position):
       assert b.tokens == selected.sum() and b.loss == pytest.approx(losses[selected].mean(), rel=1e-5)
 
 
-@pytest.mark.slow
 def test_a_model_that_depends_on_positions_only():
   """The loss of a target depends on its position only, which shows which position it was counted at."""
   model_, params = model('learned')

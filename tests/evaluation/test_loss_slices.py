@@ -13,6 +13,9 @@ from tfm.runs.slices import evaluate_slices
 from tfm.runs.train import train
 
 
+pytestmark = pytest.mark.slow
+
+
 def loop_over_repeats(inputs, targets, segments, n):
   """Whether each target ends an n-gram that ended before in its row and document."""
   found = np.zeros(inputs.shape, bool)

@@ -15,6 +15,9 @@ from tfm.masks.protocol import table
 from tfm.masks.window import Window
 
 
+pytestmark = pytest.mark.slow
+
+
 def test_a_short_mask_has_one_cell_per_pair():
   visible = table(Causal(), 100)
   assert (panels.downsample(visible, 128) == visible).all()

@@ -25,6 +25,9 @@ from tfm.commands.export import make_folder
 from tfm.runs import train
 
 
+pytestmark = pytest.mark.slow
+
+
 # Runs in a process in which `import tfm` fails.
 PROGRAM = """
 import pathlib, sys
@@ -43,9 +46,7 @@ np.savez(folder / 'outputs.npz', **program.call(*arguments))
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize('weights', ['inside', 'beside'])
-@pytest.mark.parametrize(
-  'name', [name if name == 'decoder' else pytest.param(name, marks=pytest.mark.slow) for name in MODELS]
-)
+@pytest.mark.parametrize('name', MODELS)
 def test_stablehlo_runs_without_this_package(name, weights, tmp_path):
   run, inputs, folder = make_run(name), random_inputs(name), tmp_path / 'program'
   export(run, f'stablehlo(weights={weights!r})', folder)
@@ -113,7 +114,6 @@ def test_safetensors_has_the_parameters_by_their_paths(tmp_path):
   assert json.loads((tmp_path / 'tensors' / 'config.json').read_text('utf-8'))['model']['width'] == 32
 
 
-@pytest.mark.slow
 def test_a_trained_run_is_exported_and_what_does_not_fit_is_refused(tiny, tmp_path, capsys):
   train.train(tiny(**{'training.steps': 1}), str(tmp_path / 'run'))
   flags = ['export', f'--workdir={tmp_path / "run"}', f'--to={tmp_path / "out"}']

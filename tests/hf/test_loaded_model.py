@@ -17,6 +17,9 @@ from tfm.parallel import mesh as meshes
 from tfm.runs.train import train
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture(scope='module')
 def workdir(tiny, tmp_path_factory):
   """A run of a decoder with 40 learned positions."""
@@ -76,7 +79,6 @@ def test_ids_continue_without_their_prompt(run):
   assert ids.shape == (1, 8) and f'Now{run.tokenizer.decode(ids[0])}' == text
 
 
-@pytest.mark.slow
 def test_a_text_is_as_long_as_the_positions_by_default(run, workdir, capsys):
   [ids] = run.generate(np.array([[256, *b'Now']]))
   assert len(ids) == 40 + 1 - 4  # the last token is not read
@@ -108,7 +110,6 @@ def test_evaluation_is_that_of_the_command(run, workdir, capsys, tmp_path):
   assert other['tokens'] == 13 * 25 + 1 and other['loss'] > values['loss']
 
 
-@pytest.mark.slow
 def test_an_encoder_decoder_translates():
   pair = untrained(
     model=dict(architecture='encoder_decoder', layers=1, width=16, heads=2),
@@ -157,7 +158,6 @@ def published(tmp_path_factory):
   return folder
 
 
-@pytest.mark.slow
 def test_a_published_model_is_the_same_as_when_imported(published, tmp_path):
   assert cli.main(['import', f'--from={published}', f'--workdir={tmp_path}/run']) == 0
   model, imported = tfm.from_pretrained(published), tfm.load(tmp_path / 'run')

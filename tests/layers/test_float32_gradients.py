@@ -15,6 +15,9 @@ from tfm.parallel import mesh as meshes
 from tfm.parallel import sharding
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.mark.parametrize('dtype', ['bfloat16', 'float16', 'float32'])
 @pytest.mark.parametrize(
   'equation, of_x, of_w',
@@ -161,7 +164,6 @@ def test_the_gradient_of_a_chunked_head_is_reduced_in_the_type_of_the_reduction(
   np.testing.assert_allclose(gradients[jnp.bfloat16], gradients[None], rtol=2**-6, atol=2**-6)
 
 
-@pytest.mark.slow
 def test_tensor_parallelism_rounds_three_times_where_one_device_rounds_once():
   """Both halves of a sum of activations, and the sum; n independent roundings add up to √n of one."""
   lowered, arguments = lower((2, 2, 2))

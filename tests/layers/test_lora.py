@@ -17,6 +17,7 @@ from tfm.training import state as states
 from tfm.training.gradient_transforms import path_name
 
 
+pytestmark = pytest.mark.slow
 VOCAB = 40
 TOKENS = np.random.default_rng(0).integers(0, VOCAB, (2, 12))
 
@@ -42,14 +43,7 @@ def logits(model, params):
 
 
 @pytest.mark.parametrize(
-  'fields',
-  [
-    {},
-    *(
-      pytest.param(fields, marks=pytest.mark.slow)
-      for fields in ({'model.scan': False, 'model.feed_forward': 'swiglu'}, {'model.kv_heads': 1})
-    ),
-  ],
+  'fields', [{}, {'model.scan': False, 'model.feed_forward': 'swiglu'}, {'model.kv_heads': 1}]
 )
 def test_adapters_start_as_zero_and_can_be_merged(tiny, fields):
   model, params, random_params = build_adapted(tiny, Lora(3, 6.0, 'mixer|feed_forward'), **fields)
@@ -62,7 +56,6 @@ def test_adapters_start_as_zero_and_can_be_merged(tiny, fields):
   )
 
 
-@pytest.mark.slow
 def test_correction_by_hand(tiny):
   _, _, random_params = build_adapted(tiny, Lora(3, 6.0, 'mixer/(q|out)/'), **{'model.scan': False})
   block = random_params['stack']['layers_0']['block_0']['mixer']
@@ -129,7 +122,6 @@ def folders(tiny, tmp_path_factory):
   return root
 
 
-@pytest.mark.slow
 def test_only_adapters_are_trained_and_saved(folders):
   base, tuned = (load.load(str(folders / name)) for name in ('base', 'whole'))
   base_params = {path_name(path): x for path, x in jax.tree_util.tree_leaves_with_path(base.params)}
@@ -155,7 +147,6 @@ def test_only_adapters_are_trained_and_saved(folders):
   assert all(np.abs(mixer[letter][UP]).min(axis=(1, 2, 3)).max() > 0 for letter in 'qv')  # no longer zero
 
 
-@pytest.mark.slow
 def test_interrupted_training_resumes_exactly(folders, tiny):
   for steps in ({'training.steps': 3}, {}):
     train.train(tiny(**make_tuned_fields(folders) | steps), str(folders / 'pieces'))
@@ -163,7 +154,6 @@ def test_interrupted_training_resumes_exactly(folders, tiny):
   jax.tree.map(np.testing.assert_array_equal, jax.device_get(whole), jax.device_get(pieces))
 
 
-@pytest.mark.slow
 def test_export_merges_adapters(folders):
   assert (
     cli.main(['export', f'--workdir={folders / "whole"}', f'--to={folders / "out"}', '--family=gpt2']) == 0

@@ -15,6 +15,7 @@ from tfm.parallel.sharding import Parameter, with_logical_axes
 from tfm.training.gradient_transforms import path_name
 
 
+pytestmark = pytest.mark.slow
 BASE, WIDTH = 16, 64
 M = WIDTH / BASE
 TOKENS = jax.random.randint(jax.random.key(3), (2, 16), 0, 256)

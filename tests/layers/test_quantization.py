@@ -19,6 +19,9 @@ from tfm.runs.init_from import leaves_by_path
 from tfm.runs.quantize import quantize_run
 
 
+pytestmark = pytest.mark.slow
+
+
 def rounded(x, bound, axis, limit):
   """Integers and scales of x in numpy: the greatest absolute value along an axis becomes `bound`."""
   scale = np.abs(x).max(axis, keepdims=True) / bound
@@ -161,7 +164,6 @@ def trained(tiny, tmp_path_factory):
   return workdir
 
 
-@pytest.mark.slow
 def test_a_run_trained_in_integers_evaluates_as_before_when_they_are_stored(trained, tmp_path, capsys):
   folder = tmp_path / 'stored'
   assert cli.main(['quantize', f'--workdir={trained}', f'--to={folder}', '--split=test']) == 0
@@ -176,15 +178,7 @@ def test_a_run_trained_in_integers_evaluates_as_before_when_they_are_stored(trai
 
 
 @pytest.mark.sampled(0)
-@pytest.mark.parametrize(
-  'spec',
-  [
-    'int8',
-    *(
-      pytest.param(one, marks=pytest.mark.slow) for one in ('int8(weights_only=True)', 'int4(group=8)', 'fp8')
-    ),
-  ],
-)
+@pytest.mark.parametrize('spec', ['int8', 'int8(weights_only=True)', 'int4(group=8)', 'fp8'])
 def test_a_run_is_quantized_after_training(tiny, tmp_path, spec):
   training.train(tiny(**{'training.steps': 12}), str(tmp_path / 'run'))
   run = runs.load(str(tmp_path / 'run'))
@@ -192,7 +186,7 @@ def test_a_run_is_quantized_after_training(tiny, tmp_path, spec):
   assert losses[0] != losses[1] and abs(losses[1] - losses[0]) < 0.02, losses
 
 
-@pytest.mark.parametrize('scan', [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize('scan', [True, False])
 def test_the_inputs_of_projections_are_measured(tiny, tmp_path, scan):
   training.train(tiny(**{'training.steps': 1, 'model.scan': scan}), str(tmp_path / 'run'))
   run = runs.load(str(tmp_path / 'run'))
@@ -231,7 +225,6 @@ def intercept(spy, f, args, kwargs, context):
   return f(*args, **kwargs)
 
 
-@pytest.mark.slow
 def test_stored_integers_are_exported(trained, tmp_path, capsys):
   for spec in ('int8', 'int4(group=8)'):
     flags = f'--workdir={trained}', f'--to={tmp_path / spec}', f'--quantization={spec}'

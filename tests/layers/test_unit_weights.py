@@ -11,6 +11,7 @@ from tfm.mixers.protocol import Context
 from tfm.training.gradient_transforms import path_name
 
 
+pytestmark = pytest.mark.slow
 D, H, C = 32, 4, 8
 NGPT = {
   'model.width': D,
@@ -114,7 +115,6 @@ def test_scales_of_queries_keys_and_logits_learn_faster(tiny, name, factor):
   assert ratios == {path: pytest.approx(factor if path in fast else 1.0) for path in ratios}
 
 
-@pytest.mark.slow
 def test_the_mesh_changes_nothing(tiny):
   """Vectors that are divided over devices are brought to length 1 as whole ones."""
   config = tiny(**NGPT | {'optimizer.learning_rate': 0.03})

@@ -18,6 +18,7 @@ from tfm.mixers.protocol import Context, Memory
 from tfm.models import flops
 
 
+pytestmark = pytest.mark.slow
 B, T, D = 3, 10, 16
 DRAW = np.random.default_rng(0)
 X = DRAW.standard_normal((B, T, D))
@@ -115,7 +116,6 @@ def test_global_tokens_of_a_prefix(kernel):
   assert (np.asarray(weights)[0, :, 3, 7] == 0).all()
 
 
-@pytest.mark.slow
 def test_pieces_of_contiguous_rows_equal_the_whole():
   module = make_mixer('longformer(3)', mask='causal & longformer(1, 3)', kernel='chunked(queries=4, keys=3)')
   y = [
@@ -145,7 +145,6 @@ def test_blockwise_kernel_equals_dense():
     close(blockwise, dense)
 
 
-@pytest.mark.slow
 def test_dropout_applies_to_local_and_global_weights_in_training_only():
   module, params = make_mixer(dropout=0.5), {'params': draw_params()}
   x = jnp.asarray(X, jnp.float32)

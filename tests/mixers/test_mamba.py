@@ -17,6 +17,7 @@ from tfm.mixers.protocol import Context, Mixer
 from tfm.models import flops
 
 
+pytestmark = pytest.mark.slow
 B, T, D = 4, 13, 8
 # Two documents side by side; padding around; a document interrupted by padding; one whole row.
 SEGMENTS = np.array(
@@ -186,7 +187,6 @@ def test_bfloat16_has_float32_states(text):
   assert np.abs(y - full)[real].max() < 0.05 * np.abs(full[real]).max()
 
 
-@pytest.mark.slow
 def test_document_starts():
   first, segments = find_document_starts(jnp.asarray(SEGMENTS), jnp.asarray([1, 2, 0, 0]))
   starts = {(0, 5), (1, 3), (2, 0), (2, 8), (3, 0)}  # row 0 continues document 1, row 1 ends document 2

@@ -16,6 +16,7 @@ from tfm.objectives.causal_lm import CausalLM
 from tfm.runs.built_model import build
 
 
+pytestmark = pytest.mark.slow
 SIZES = dict(layers=2, width=64, heads=4)
 MODELS = {
   'softmax': dict(kv_heads=2),
@@ -68,9 +69,7 @@ def test_only_the_arrays_that_may_be_are_rounded_as_they_are_written():
     assert not pieces[name][:, 5:].any()
 
 
-@pytest.mark.parametrize(
-  'name', [pytest.param(name, marks=[pytest.mark.slow] * (i > 1)) for i, name in enumerate(MODELS)]
-)
+@pytest.mark.parametrize('name', MODELS)
 def test_a_model_reads_rounded_keys_and_values(name):
   tokens = np.random.default_rng(0).integers(0, 61, (2, 12)).astype(np.int32)
   (model, params), (full, _) = make(MODELS[name], cache='int8'), make(MODELS[name])

@@ -18,6 +18,7 @@ from tfm.models.vision import extract_patches
 from tfm.training import state as states
 
 
+pytestmark = pytest.mark.slow
 DRAW = np.random.default_rng(0)
 IMAGES = DRAW.standard_normal((2, 8, 8, 1)).astype(np.float32)
 TIMES, CLASSES = np.array([3.0, 870.5], np.float32), np.array([4, 10], np.int32)

@@ -14,6 +14,7 @@ from tfm.objectives._variational_bound import variational_bound
 from tfm.objectives.diffusion import Diffusion
 
 
+pytestmark = pytest.mark.slow
 SEEDS = np.array([3, 11, 4, 8], np.int32)
 CLASSES = np.array([2, 9, 0, -1], np.int32)  # the last one is padding
 BATCH = dict(

@@ -17,6 +17,7 @@ from tfm.parallel import sharding
 from tfm.training import state as states
 
 
+pytestmark = pytest.mark.slow
 VOCAB = 50
 TEACHER = dict(layers=3, width=16, heads=2)
 
@@ -97,10 +98,7 @@ KINDS = {
 
 
 @pytest.mark.sampled(0)
-@pytest.mark.parametrize(
-  'kind',
-  [pytest.param(kind, marks=[pytest.mark.slow] * (kind not in ('causal_lm', 'masked_lm'))) for kind in KINDS],
-)
+@pytest.mark.parametrize('kind', KINDS)
 def test_a_teacher_equal_to_the_student_leaves_the_hard_loss(tiny, kind):
   fields = dict(KINDS[kind])
   spec = f'distillation("teacher", alpha=0.25, temperature=3, objective={kind!r})'

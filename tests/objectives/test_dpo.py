@@ -18,6 +18,7 @@ from tfm.runs import train as training
 from tfm.training.metrics import read
 
 
+pytestmark = pytest.mark.slow
 LENGTH = 24
 
 
@@ -127,7 +128,6 @@ def test_a_model_equal_to_its_reference_has_no_preference(tiny, batch, preferenc
   assert sums['accuracy'] == sums['chosen_reward'] == 0
 
 
-@pytest.mark.slow
 def test_a_run_learns_the_preferences(preferences, tiny, tmp_path):
   training.train(
     tiny(**{'data.length': LENGTH, 'training.steps': 1, 'training.evaluate_every': 1}), str(tmp_path / 'sft')

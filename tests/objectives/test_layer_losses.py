@@ -13,6 +13,7 @@ from tfm.objectives._layer_losses import LAYER_LOSSES, Layers
 from tfm.objectives.protocol import Reference
 
 
+pytestmark = pytest.mark.slow
 TOKENS = np.arange(32)[None] < np.array([[5], [32], [0], [20]])
 WEIGHTS = dict(cosine_loss=0.5, hidden_loss=2.0, attention_loss=3.0)
 ALL = 'cosine=0.5, hidden=2.0, attention=3.0'
@@ -110,7 +111,7 @@ def test_a_narrow_student_is_projected_to_its_teacher(tiny):
   'hard, fields',
   [
     ('causal_lm', dict(mixer='longformer(2)', mask='causal & window(4)')),
-    pytest.param('masked_lm', dict(architecture='encoder', norm_placement='post'), marks=pytest.mark.slow),
+    ('masked_lm', dict(architecture='encoder', norm_placement='post')),
   ],
 )
 def test_a_teacher_equal_to_the_student_adds_nothing(tiny, hard, fields):
@@ -121,7 +122,6 @@ def test_a_teacher_equal_to_the_student_adds_nothing(tiny, hard, fields):
   assert all(np.isfinite(x).all() for x in jax.tree.leaves(gradient))
 
 
-@pytest.mark.slow
 def test_dropout_is_of_the_student_alone(tiny):
   objective, student, teacher, batch = student_and_teacher(tiny, 'hidden=1.0')
   _, dropped, _, _ = student_and_teacher(tiny, student={'dropout.residual': 0.5})
@@ -135,13 +135,7 @@ def test_dropout_is_of_the_student_alone(tiny):
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(
-  'fields',
-  [
-    dict(remat='full'),
-    pytest.param(dict(residual='hyper_connections(2)'), marks=pytest.mark.slow),
-    pytest.param(dict(value_residual='gated'), marks=pytest.mark.slow),
-  ],
-  ids=str,
+  'fields', [dict(remat='full'), dict(residual='hyper_connections(2)'), dict(value_residual='gated')], ids=str
 )
 def test_scan_changes_nothing(tiny, fields):
   objective, student, teacher, batch = student_and_teacher(tiny, **fields)

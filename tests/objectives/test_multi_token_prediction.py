@@ -15,6 +15,7 @@ from tfm.mixers.protocol import Context
 from tfm.models import flops
 
 
+pytestmark = pytest.mark.slow
 DRAW = np.random.default_rng(0)
 TOKENS = DRAW.integers(0, VOCAB, (2, LENGTH + 1))
 SEGMENTS = np.array([[1] * LENGTH, [1] * 6 + [2] * 4 + [0] * 2])
@@ -70,7 +71,6 @@ def test_loss():
   assert sums['tokens'] == (SEGMENTS > 0).sum()
 
 
-@pytest.mark.slow
 def test_evaluation_and_decoding_use_the_model_alone():
   model, objective = build()
   params = tiny.parameters(model)
@@ -105,7 +105,6 @@ def test_blocks_that_pass_on_more_are_refused(model):
     build(**model)
 
 
-@pytest.mark.slow
 def test_the_mesh_changes_nothing():
   model, objective = build()
   batch = jax.tree.map(lambda x: jnp.asarray(np.tile(x, (2, 1)), jnp.int32), BATCH)

@@ -16,6 +16,7 @@ from tfm.mixers.protocol import Context
 from tfm.objectives.causal_lm import CausalLM
 
 
+pytestmark = pytest.mark.slow
 SEGMENT = 4
 DRAW = np.random.default_rng(0)
 TOKENS = DRAW.permutation(VOCAB)[: LENGTH + 1][None].repeat(2, 0)
@@ -26,10 +27,7 @@ BATCH = dict(
   segments=np.array([[1] * LENGTH, [1] * 6 + [2] * 4 + [0] * 2]),
 )
 BATCH['positions'][1] = [*range(6), *range(4), 0, 0]
-MIXERS = [('softmax', 'transformer_xl'), ('recurrent', 'none')] + [
-  pytest.param(mixer, position, marks=pytest.mark.slow)
-  for mixer, position in (('mamba', 'none'), ('gated_delta', 'learned'))
-]
+MIXERS = [('softmax', 'transformer_xl'), ('recurrent', 'none'), ('mamba', 'none'), ('gated_delta', 'learned')]
 
 
 def build(recurrence, mixer='softmax', position='transformer_xl', **model):
@@ -117,7 +115,6 @@ def test_segments_are_in_order_and_each_has_its_own_dropout():
   np.testing.assert_allclose(reports['metrics']['noise'][0], noise.mean(), rtol=1e-5)
 
 
-@pytest.mark.slow
 def test_one_segment_has_the_gradient_of_the_whole_row():
   def gradient(recurrence):
     f, params = loss(recurrence, 'softmax', 'transformer_xl')

@@ -13,6 +13,7 @@ from tfm.mixers.protocol import Context
 from tfm.models.stack import Stack
 
 
+pytestmark = pytest.mark.slow
 N = 3
 B, T, D = X.shape
 H = np.random.default_rng(4).standard_normal((B, T, N, D))

@@ -15,6 +15,9 @@ from tfm.runs import train as training
 from tfm.runs.init_from import leaves_by_path, load_pretrained, require_layers
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.mark.parametrize('scan', [True, False])
 @pytest.mark.parametrize(
   'count, layers', [(5, (0, 1, 4, 3, 2)), (6, (4, 1)), (5, (2,)), (3, (0, 1, 2))], ids=str
@@ -59,7 +62,6 @@ def test_a_run_starts_from_every_other_layer(tiny, teacher):
     np.testing.assert_array_equal(params[name], x[::2] if name.startswith('stack/') else x, err_msg=name)
 
 
-@pytest.mark.slow
 def test_frozen_layers_are_read_again(tiny, teacher, tmp_path):
   """A run whose layers are frozen saves none of them."""
   fields = {'optimizer.frozen': 'stack', 'training.steps': 3}

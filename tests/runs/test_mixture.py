@@ -8,6 +8,9 @@ from tfm.runs.train import train
 from tfm.training.metrics import read
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture(scope='module')
 def mixture(book, tmp_path_factory):
   """The fields of a run on two sources, one of which is so small that it is repeated."""
@@ -62,7 +65,6 @@ def test_a_run_is_evaluated_on_all_sources_and_on_one(unbroken):
   assert record.tokens and not record.impossible
 
 
-@pytest.mark.slow
 def test_a_resume_in_the_middle_is_the_same_run(tiny, mixture, unbroken, tmp_path):
   train(tiny(**mixture, **{'training.steps': 3}), tmp_path)
   assert numbers(tmp_path) == [row for row in numbers(unbroken) if row['step'] <= 3]

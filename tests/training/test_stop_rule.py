@@ -10,6 +10,9 @@ from tfm.training import checkpoint, metrics
 from tfm.training.stop_rule import parse_stop_rule
 
 
+pytestmark = pytest.mark.slow
+
+
 def ends_after(rule, values, metric='loss'):
   """The number of validations after which a rule ends a run; None: it does not."""
   rows = [{metric: value} for value in values]
@@ -65,7 +68,6 @@ def test_a_run_ends_is_saved_and_does_not_go_on(tiny, tmp_path):
   assert saved_steps(tmp_path)[-1] == 9
 
 
-@pytest.mark.slow
 def test_each_run_of_an_ensemble_ends_by_its_own_validations(tiny, tmp_path):
   """At the step at which it would end alone, with the same parameters."""
   seeds = 3, 4

@@ -99,7 +99,7 @@ def stage(item: pytest.Item) -> int:
 def sample_cases(items: list[pytest.Item]) -> None:
   """Of the cases of a test marked `sampled(n)`, `make test` runs n, spread evenly over those that are not
   marked slow, and all that name a changed variant; `make test-slow` runs a seventh of the others, another one
-  each day of the week; `make test-all` all.
+  each day of the week, and the n of a test that is slow itself; `make test-all` all.
   """
   grids = collections.defaultdict(list)
   for item in items:
@@ -107,7 +107,7 @@ def sample_cases(items: list[pytest.Item]) -> None:
       grids[item.nodeid.partition('[')[0]].append(item)
   day, changed = int(os.environ['TFM_ROTATION'].rpartition('-')[2]), changed_modules()
   for cases in grids.values():
-    quick = [case for case in cases if not case.get_closest_marker('slow')]
+    quick = [case for case in cases if not case.get_closest_marker('slow')] or cases
     number = min(cases[0].get_closest_marker('sampled').args[0], len(quick))
     chosen = {quick[i * len(quick) // number] for i in range(number)}
     chosen |= {case for case in cases if changed & set(re.findall(r'\w+', case.name))}
