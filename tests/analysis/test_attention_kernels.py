@@ -37,6 +37,7 @@ def module(*kernels: tuple[str, str]) -> hlo.Module:
 
 
 SPLASH = [(f'splash_mha_{name}_segmented', 'tpu_custom_call') for name in ('dq', 'dkv', 'fwd', 'fwd')]
+FLASH = 'q_gradient', 'kv_gradients', 'forward'
 CUDNN = [('cudnn-fmha', f'__cudnn$fmhaSoftmax{name}') for name in ('Backward', '', '')]
 
 
@@ -45,6 +46,11 @@ CUDNN = [('cudnn-fmha', f'__cudnn$fmhaSoftmax{name}') for name in ('Backward', '
   [
     (SPLASH[:3], (3 + 4 + 2) / 2),
     (SPLASH, (3 + 4 + 2 + 2) / 2),
+    ([(f'flash_{name}', 'tpu_custom_call') for name in FLASH], (3 + 4 + 2) / 2),
+    (
+      [('call', f'__gpu$xla.gpu.triton", metadata={{op_name="f/flash_{name}/p"}}, a="') for name in FLASH],
+      (3 + 4 + 2) / 2,
+    ),
     (CUDNN[:2], (5 + 2) / 2),
     (CUDNN, (5 + 2 + 2) / 2),
     ([('mine', 'mosaic_gpu')], 3),

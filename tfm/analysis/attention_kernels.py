@@ -7,12 +7,16 @@ from tfm.analysis.hlo import Module
 
 # The name or target of a kernel → its products over query-key pairs, and whether a layer runs it just once.
 # The forward pass makes two: scores, and their sums over values. The backward pass makes five, as it makes
-# the scores anew (Dao 2023, FlashAttention-2, algorithm 2). Splash divides it into two kernels, and both make
-# the scores and their gradient (jax 0.10, splash_attention_kernel.py).
+# the scores anew (Dao 2023, FlashAttention-2, algorithm 2). Splash and flash divide it into two kernels, and
+# both make the scores and their gradient (jax 0.10, splash_attention_kernel.py). The gradient of a learned
+# bias in flash is not counted.
 KERNELS = {
   r'splash_mha_fwd': (2, False),
   r'splash_mha_dq': (3, False),
   r'splash_mha_dkv': (4, True),
+  r'flash_forward': (2, False),
+  r'flash_q_gradient': (3, False),
+  r'flash_kv_gradients': (4, True),
   r'__cudnn\$fmha\w*Backward': (5, True),
   r'__cudnn\$fmha': (2, False),
 }
@@ -31,9 +35,10 @@ def count_flops(module: Module, pairs: float) -> float:
     instruction = execution.instruction
     if instruction.opcode != 'custom-call':
       continue
-    target = re.search(r'custom_call_target="([^"]*)"', instruction.attributes)[1]
+    # Pallas names a kernel for a TPU by its instruction, and one for a GPU in the metadata alone.
+    found = re.findall(r'(?:custom_call_target|op_name)="([^"]*)"', instruction.attributes)
     for pattern, (count, is_once_a_layer) in KERNELS.items():
-      if re.search(pattern, f'{instruction.name} {target}'):
+      if re.search(pattern, ' '.join([instruction.name, *found])):
         products += execution.times * count
         layers += execution.times * is_once_a_layer
         break

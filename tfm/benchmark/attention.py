@@ -104,6 +104,7 @@ def make_kernel(name: str, variant: str, length: int, shape: Shape = SHAPE) -> t
         fields['position'], tfm.positions, Position, width=shape.width, heads=H, head_width=C, length=length
       )
       score = spec.factory('dot', tfm.scores, Score, head_width=C)
+      layer = position(name='layer')
       index = jnp.broadcast_to(jnp.arange(length), (B, length))
       positions, segments = index % fields['document'], 1 + index // fields['document']
       return spec.build(name, tfm.kernels, Kernel)(
@@ -111,7 +112,8 @@ def make_kernel(name: str, variant: str, length: int, shape: Shape = SHAPE) -> t
         k,
         v,
         score=score()(),
-        bias=position(name='layer').bias(position(name='model').compute_table()),
+        bias=layer.bias(position(name='model').compute_table()),
+        has_relative_bias=layer.has_relative_bias,
         mask=mask,
         q_positions=positions,
         k_positions=positions,

@@ -1,4 +1,4 @@
-"""The bias of a position alone: whether a block of it can be computed without the rest."""
+"""The bias of a position alone: whether a block of it, or its distances, are all that it depends on."""
 
 import functools
 from collections.abc import Callable
@@ -63,4 +63,14 @@ def find_bias_fault(text: str) -> str:
       f'{text}: the bias of keys 4–6 {"is the same" if is_blockwise else "changes"} without the other keys, '
       f'and has_blockwise_bias={declared}; declare has_blockwise_bias = {is_blockwise}'
     )
+  if apply_position(text, lambda result: result.has_relative_bias):
+    for q, k, shift, what in (
+      (Q, KEY, 5, '5 positions further on'),
+      (-Q, 2 * KEY, 0, 'of other queries and keys'),
+    ):
+      if not np.allclose(compute_bias(text, q, k, Q_AT + shift, K_AT + shift), whole, rtol=1e-5, atol=1e-6):
+        return (
+          f'{text}: the bias {what}, at the same distances, is another one, and has_relative_bias=True; '
+          'declare has_relative_bias = False'
+        )
   return ''

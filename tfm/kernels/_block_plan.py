@@ -197,8 +197,10 @@ def merge_inputs(other_inputs: Any, learned: PyTree) -> Any:
   return other_inputs.replace(score=score, bias=bias, sinks=sinks)
 
 
-def blocks_share_document(grid: BlockGrid, inputs: Any) -> Bool[Array, 'I J']:
-  """Whether any row of the batch may have a document in common between query block i and key block j.
+def blocks_share_document(
+  grid: BlockGrid, q_segments: Int[Array, 'B T'], k_segments: Int[Array, 'B S']
+) -> Bool[Array, 'B I J']:
+  """Whether a row may have a document in common between query block i and key block j.
 
   Compares the ranges of segment ids, so the answer is exact or errs towards True.
   """
@@ -207,7 +209,6 @@ def blocks_share_document(grid: BlockGrid, inputs: Any) -> Bool[Array, 'I J']:
     segments = segments.reshape(len(segments), -1, size)
     return jnp.where(segments > 0, segments, np.iinfo(np.int32).max).min(-1), segments.max(-1)
 
-  q_low, q_high = id_range(inputs.q_segments, grid.queries)
-  k_low, k_high = id_range(inputs.k_segments, grid.keys)
-  overlap = (q_low[:, :, None] <= k_high[:, None, :]) & (k_low[:, None, :] <= q_high[:, :, None])
-  return overlap.any(0)
+  q_low, q_high = id_range(q_segments, grid.queries)
+  k_low, k_high = id_range(k_segments, grid.keys)
+  return (q_low[:, :, None] <= k_high[:, None, :]) & (k_low[:, None, :] <= q_high[:, :, None])

@@ -81,6 +81,11 @@ def _fold_line(
   return jax.lax.fori_loop(starts[i], starts[i + 1], step, carry)
 
 
+def any_share_document(grid: BlockGrid, inputs: Any) -> Bool[Array, 'I J']:
+  """Whether any row of the batch may have a document in common between query block i and key block j."""
+  return blocks_share_document(grid, inputs.q_segments, inputs.k_segments).any(0)
+
+
 def initial_sums(
   grid: BlockGrid, q: Float[Array, 'B K G T C'], v: Float[Array, 'B K S C2'], inputs: Any
 ) -> PyTree:
@@ -99,7 +104,7 @@ def add_keys(
 ) -> PyTree:
   """The running sums after these keys; `plan` lists the key blocks that each query block visits."""
   q, k, v = qkv
-  share_document, normalizer = blocks_share_document(grid, inputs), NORMALIZERS[inputs.normalizer]
+  share_document, normalizer = any_share_document(grid, inputs), NORMALIZERS[inputs.normalizer]
 
   def add_to_query_block(block):
     i, sums_i = block
@@ -169,7 +174,7 @@ def input_gradients(
     plan: lists the query blocks that each key block visits.
   """
   (q, k, v), (log_sum_exp, delta, d_out) = qkv, at_output
-  share_document, normalizer = blocks_share_document(grid, inputs), NORMALIZERS[inputs.normalizer]
+  share_document, normalizer = any_share_document(grid, inputs), NORMALIZERS[inputs.normalizer]
   d_out = d_out.astype(v.dtype)
   leaves, rebuild = split_float_leaves((inputs.score, inputs.bias))
 

@@ -48,6 +48,7 @@ class AttentionInputs:
     bias: `(q, k, q_locations, k_locations) → logits [B K G T S]` or an array that broadcasts to it, a
       `Partial` likewise; or None.
     has_blockwise_bias: whether the bias may be computed block by block.
+    has_relative_bias: whether the bias depends on the head and the distance alone.
     lineage: which keys a query may see, if mask and segments show them; None: all
       (`tfm.mixers.protocol.Context.lineage`).
     mask: predicate on positions; layout: what the positions guarantee (`tfm.masks.protocol.LAYOUTS`).
@@ -78,6 +79,7 @@ class AttentionInputs:
   soft_cap: float = struct.field(pytree_node=False, default=0.0)
   dropout: float = struct.field(pytree_node=False, default=0.0)
   has_blockwise_bias: bool = struct.field(pytree_node=False, default=True)
+  has_relative_bias: bool = struct.field(pytree_node=False, default=False)
 
   @property
   def q_locations(self) -> Locations:

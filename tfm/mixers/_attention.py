@@ -127,6 +127,7 @@ class Attention(Mixer):
       mask=self.mask,
       bias=position.bias(position_table),
       has_blockwise_bias=position.has_blockwise_bias,
+      has_relative_bias=position.has_relative_bias,
       q_positions=context.positions,
       k_positions=key_source.positions,
       q_segments=context.segments,

@@ -124,6 +124,7 @@ class Latent(Mixer):
         mask=self.mask,
         bias=position.bias(context.position_tables.get(position.table_key)),
         has_blockwise_bias=position.has_blockwise_bias,
+        has_relative_bias=position.has_relative_bias,
         q_positions=context.positions,
         k_positions=keys.positions,
         q_segments=context.segments,

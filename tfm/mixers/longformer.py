@@ -89,6 +89,7 @@ class Longformer(Mixer):
         mask=masks[kind],
         bias=bias,
         has_blockwise_bias=position.has_blockwise_bias,
+        has_relative_bias=position.has_relative_bias,
         q_positions=context.positions[:, :queries],
         k_positions=keys.positions,
         q_segments=context.segments[:, :queries],

@@ -43,6 +43,10 @@ class Alibi(Position):
   examples = 'alibi', 'alibi(scale=0.5, rounded=True)'
   has_blockwise_bias = True
 
+  @property
+  def has_relative_bias(self):
+    return not self.rounded
+
   def bias(self, table):
     function = rounded_penalties if self.rounded else penalties
     return Partial(functools.partial(function, slopes=slopes(self.heads, self.exponent), scale=self.scale))

@@ -35,7 +35,7 @@ class Kerple(Position):
   kind: str = 'log'
 
   examples = ('kerple', 'kerple("power")')
-  has_blockwise_bias = True
+  has_blockwise_bias = has_relative_bias = True
 
   def validate(self):
     if self.kind not in KINDS:

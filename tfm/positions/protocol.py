@@ -56,6 +56,11 @@ class Position(nn.Module):
     """
     return False
 
+  @property
+  def has_relative_bias(self) -> bool:
+    """Whether the bias depends on the head and the distance alone, within one document."""
+    return False
+
   @classmethod
   def active_hooks(cls) -> frozenset[str]:
     """The hooks that the scheme overrides: of 'embed', 'rotate', 'bias'."""

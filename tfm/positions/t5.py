@@ -38,7 +38,7 @@ class T5(Position):
   stddev: NonNegativeFloat = 0.02
 
   examples = ('t5(buckets=8, max_distance=9)', 't5(buckets=8, max_distance=9, bidirectional=True)')
-  has_blockwise_bias = True
+  has_blockwise_bias = has_relative_bias = True
 
   def validate(self):
     directions = 2 if self.bidirectional else 1

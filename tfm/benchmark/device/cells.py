@@ -106,7 +106,7 @@ SMOKE = Sizes(
   new=4,
 )
 
-KERNELS = 'auto', 'cudnn', 'tokamax', 'chunked'
+KERNELS = 'auto', 'cudnn', 'tokamax', 'chunked', 'flash', 'flash(64)'
 REMAT = 'full', 'dots_with_no_batch_dims', "save('block_input mixer/q mixer/k mixer/v')"
 VARIANTS = 'causal', 'window', 'documents', 'soft cap', 'alibi', 't5', 'prefix', 'sinks'
 TORCH_KERNELS = 'flex', 'sdpa'

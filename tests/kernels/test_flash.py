@@ -1,0 +1,235 @@
+"""The kernel in Pallas, interpreted: equal to dense; lowered for TPUs and GPUs, and compiled for both."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType
+from jax.tree_util import Partial
+
+from tests.kernels.test_chunked import attention_inputs, kernel
+from tests.kernels.test_splash import close, segments
+from tfm.analysis import gpu_targets, lowering, plan, topology
+from tfm.config.assemble import Experiment
+from tfm.config.schema import default_config
+from tfm.conformance import collect, test_kernels
+from tfm.kernels.protocol import AttentionInputs
+from tfm.layers import locations
+from tfm.layers.dot_product import scaled_dot
+from tfm.parallel import mesh as meshes
+from tfm.parallel import sharding
+from tfm.runs.built_model import build
+
+
+INTERPRETED = 'flash(16, interpret=True)'
+B, T, H, K, C = 2, 40, 4, 2, 8
+SINKS = jnp.asarray([0.3, -1.0, 2.0, 0.0])
+TABLE = jnp.asarray(np.random.default_rng(5).standard_normal((H, 21)), jnp.float32)
+PACKED = dict(layout='packed') | segments([(1, 10), (2, 20), (0, 10)], [(1, 40)])
+CASES = {
+  'grouped': {},
+  'multi-query window with sinks': dict(K=1, mask='causal & window(7)', sinks=SINKS),
+  'both ways': dict(K=4, mask='window(9)'),
+  'packed': dict(mask='causal & window(9)') | PACKED,
+  'learned bias': dict(bias=TABLE) | PACKED,
+  'learned bias, soft cap and sinks': dict(mask='full', bias=TABLE, soft_cap=1.5, sinks=SINKS),
+  'prefix': dict(mask='prefix', k_prefix=jnp.asarray([[5] * T, [17] * T])),
+  'no layout': dict(layout='arbitrary'),
+  'other keys than queries': dict(T=33, S=50, mask='full'),
+  'nothing visible': dict(mask='~causal', bias=TABLE),
+  'bfloat16': dict(dtype='bfloat16', bias=TABLE),
+}
+
+
+def by_distance(table, q, k, q_locations, k_locations):
+  """A learned bias per head and clipped distance."""
+  reach = table.shape[1] // 2
+  distance = jnp.clip(locations.distances(q_locations, k_locations), -reach, reach)
+  bias = jnp.moveaxis(table[:, distance + reach], 0, 1)
+  return bias.reshape(bias.shape[0], k.shape[1], -1, *bias.shape[2:])
+
+
+def arrays(T=T, S=None, K=K, B=B, C=C, dtype='float32'):
+  draw = np.random.default_rng(0)
+  shapes = (B, T, H, C), (B, S or T, K, C), (B, S or T, K, C + 4)
+  return tuple(jnp.asarray(draw.standard_normal(shape), dtype) for shape in shapes)
+
+
+def make_attention(text, mask='causal', T=T, S=None, **more):
+  """`f(q, k, v, sinks, table) → (out, log-sum-exp)`."""
+  fields = attention_inputs(mask, T=T, S=S, score=Partial(functools.partial(scaled_dot, scale=0.5))) | more
+
+  def attend(q, k, v, sinks, table):
+    bias = None if table is None else Partial(by_distance, table)
+    learned = dict(sinks=sinks, bias=bias, has_relative_bias=True)
+    return kernel(text).with_log_sum_exp(q, k, v, **fields | learned)
+
+  return attend
+
+
+def run(text, K=K, dtype='float32', sinks=None, bias=None, **case):
+  """(out, log-sum-exp) and the gradients of q, k, v, sinks and the table of the bias, compiled."""
+  attend = make_attention(text, **case)
+
+  def finite(*args):
+    out, log_sum_exp = attend(*args)
+    return out, jnp.where(log_sum_exp == -jnp.inf, 0, log_sum_exp)
+
+  def pull(*args):
+    y, back = jax.vjp(finite, *args)
+    return y, back(jax.tree.map(lambda x: jnp.cos(jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape), y))
+
+  sizes = {name: case[name] for name in ('T', 'S') if name in case}
+  return jax.jit(pull)(*arrays(K=K, dtype=dtype, **sizes), sinks, bias)
+
+
+@pytest.mark.parametrize(
+  'name', [pytest.param(name, marks=[pytest.mark.slow] * (name != 'learned bias')) for name in CASES]
+)
+def test_equals_the_dense_kernel(name):
+  case = CASES[name]
+  close(run(INTERPRETED, **case), run('dense', **case), 2e-2 if 'dtype' in case else 2e-5)
+
+
+SUPPORTED = {
+  name: case
+  for name, case in test_kernels.CASES.items()
+  if not case.bias and not case.learned_score and case.score == 'dot' and case.normalizer == 'softmax'
+}
+
+
+@pytest.mark.slow
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize('name', SUPPORTED)
+def test_equals_the_dense_kernel_in_the_cases_of_conformance(name):
+  found, expected = (test_kernels.call(text, SUPPORTED[name]) for text in (INTERPRETED, 'dense'))
+  close(found, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('position', ['alibi', 't5(buckets=8, max_distance=9)', 'kerple'])
+def test_positions_by_distance_are_supported(tiny, position):
+  """The losses and gradients of a model are those of the dense kernel."""
+  found = []
+  for text in (INTERPRETED, 'dense'):
+    model = build(tiny(**{'model.position': position, 'model.kernel': text, 'model.layers': 1}), vocab=61)
+    params = model.init(jax.random.key(0))
+    tokens = np.random.default_rng(0).integers(0, 61, (2, 33))
+
+    def loss(params, model=model, tokens=tokens):
+      return jax.nn.log_softmax(model.apply(params, tokens))[..., 0].mean()
+
+    found.append(jax.jit(jax.value_and_grad(loss))(params))
+  close(*found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('sizes', [dict(data=2, fsdp=2, tensor=2), dict(data=2, tensor=4)], ids=str)
+def test_sharded_equals_one_device(sizes):
+  case = dict(bias=TABLE, sinks=SINKS, K=4) | PACKED
+  with sharding.context(meshes.make(sizes), sharding.parse_rules(default_config().rules)):
+    found = run(INTERPRETED, **case)
+  close(found, run('dense', **case))
+
+
+@pytest.mark.slow
+def test_hidden_tiles_and_tiles_of_other_documents_are_not_visited():
+  """A NaN spoils every product, even with zero; the queries of the clean blocks never multiply it."""
+  q, k, v = arrays(T=64)
+  spoiled = v.at[:, 16:32].set(jnp.nan)
+  packed = dict(layout='packed') | segments([(1, 32), (2, 32)], [(1, 32), (2, 32)])
+  for fields, clean in ((dict(mask='causal'), slice(0, 16)), (dict(mask='full') | packed, slice(32, 64))):
+    out, _ = jax.jit(make_attention(INTERPRETED, T=64, **fields))(q, k, spoiled, None, None)
+    expected, _ = jax.jit(make_attention('dense', T=64, **fields))(q, k, v, None, None)
+    np.testing.assert_allclose(out[:, clean], expected[:, clean], atol=2e-5)
+    assert np.isnan(out[:, 16:32]).all()
+
+
+LOWERED = {
+  'plain': {},
+  'float32': dict(dtype='float32'),
+  'learned bias and soft cap': dict(bias=TABLE, soft_cap=2.0),
+  'sinks': dict(sinks=SINKS),
+  'prefix': dict(mask='prefix', k_prefix=jnp.full((B, 256), 5)),
+} | {text: dict(mask=text) for text in collect.specs('mask') if not collect.mask(text).required_fields}
+
+
+@pytest.mark.slow
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize('name', LOWERED)
+@pytest.mark.parametrize(
+  'kind, platform, target',
+  [('TPU v5 lite', 'tpu', 'tpu_custom_call'), ('NVIDIA H100 80GB HBM3', 'gpu', '__gpu$xla.gpu.triton')],
+)
+def test_every_mask_is_lowered_to_mosaic_and_triton(kind, platform, target, name):
+  """Forward and backward: the mask is part of three kernels, and the gradient of a bias a fourth."""
+  case = dict(mask='causal', dtype='bfloat16') | LOWERED[name]
+  device = AbstractDevice(device_kind=kind, num_cores=1, platform=platform)
+  mesh = AbstractMesh((1,), ('data',), axis_types=(AxisType.Auto,), abstract_device=device)
+  args = *arrays(T=256, C=64, dtype=case.pop('dtype')), case.pop('sinks', None), case.pop('bias', None)
+  attend = make_attention('flash', T=256, **case)
+
+  def loss(*args):
+    return sum(x.astype(jnp.float32).sum() for x in attend(*args))
+
+  learned = [i for i, x in enumerate(args) if x is not None]
+  with jax.sharding.use_abstract_mesh(mesh):
+    traced = jax.jit(jax.grad(loss, learned)).trace(*args)
+    lowered = traced.lower(lowering_platforms=({'gpu': 'cuda'}.get(platform, platform),))
+  assert lowered.as_text().count(target) == 3 + (args[4] is not None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('position', ['rope', 't5'])
+@pytest.mark.parametrize('name', ['v5e:2x2', 'h100:2'])
+def test_a_training_step_compiles_for(tiny, name, position):
+  """By the compilers of the devices: Mosaic, and Triton within XLA."""
+  if name.startswith('h100') and not gpu_targets.is_cuda_plugin_installed():
+    pytest.skip("JAX's plugin for CUDA is not installed; pip install -e '.[cuda-compiler]'")
+  if name.startswith('v5e') and not topology.is_libtpu_installed():
+    pytest.skip("libtpu is not installed; pip install -e '.[tpu]'")
+  fields = {'data.length': 512, 'model.width': 256, 'model.dtype': 'bfloat16', 'model.position': position}
+  config = tiny(**fields | {'data.tokenizer': 'bytes', 'model.kernel': 'flash', 'mesh.data': -1})
+  devices = topology.devices(name)
+  request = lowering.PlanRequest.from_experiment(Experiment(config), None)
+  mesh = meshes.make(config.mesh.to_dict(), devices)
+  text = plan.compile_step(lowering.lower_training_step(request, mesh)).text
+  kernels = 'forward', 'q_gradient', 'kv_gradients', *(('bias_gradient',) if position == 't5' else ())
+  assert all(f'flash_{each}/pallas_call' in text for each in kernels)
+  assert 'flash_bias_gradient' in text or position != 't5'
+
+
+@pytest.mark.parametrize(
+  'fields, message',
+  [
+    (dict(bias=Partial(jnp.add)), 'depends on more than the distance and the head'),
+    (dict(bias=Partial(jnp.add), has_relative_bias=True, layout='arbitrary'), "layout='arbitrary'"),
+    (dict(score=Partial(jnp.add)), 'no score but'),
+    (dict(normalizer='sigmoid'), 'softmax only'),
+    (dict(dropout=0.1, dropout_key=jax.random.key(0)), 'dropout'),
+  ],
+  ids=lambda x: '' if isinstance(x, str) else ' '.join(x),
+)
+def test_unsupported_inputs(fields, message):
+  with pytest.raises(ValueError, match=f'kernel=.flash. cannot be used: .*{message}'):
+    kernel(INTERPRETED)(*arrays(), **attention_inputs(T=T) | fields)
+
+
+def test_what_a_tpu_refuses():
+  device = AbstractDevice(device_kind='TPU v5 lite', num_cores=1, platform='tpu')
+  mesh = AbstractMesh((1,), ('data',), axis_types=(AxisType.Auto,), abstract_device=device)
+  inputs = AttentionInputs(**attention_inputs(T=T))
+  long = [jax.ShapeDtypeStruct((1, 2**16, heads, 128), jnp.bfloat16) for heads in (H, K, K)]
+  with jax.sharding.use_abstract_mesh(mesh):
+    assert 'block=64 must be a multiple of 128' in kernel('flash(64)').unsupported_reason(*arrays(), inputs)
+    assert 'takes 67,108,864 bytes' in kernel('flash').unsupported_reason(*long, inputs)
+
+
+def test_requires_an_accelerator_and_a_block_of_a_power_of_two():
+  with pytest.raises(ValueError, match='it runs on tpu and gpu, not on cpu'):
+    kernel('flash')(*arrays(), **attention_inputs(T=T))
+  for block in (8, 100):
+    with pytest.raises(ValueError, match=f'block={block} must be a power of two, 16 tokens or more'):
+      kernel(f'flash({block})')

@@ -1,0 +1,384 @@
+"""Attention in Pallas, tile by tile: a block of queries against a block of keys.
+
+The kernels fold over the visited tiles: of each block of queries (the output, the gradient of q), of each
+block of keys (the gradients of k and v), and of each diagonal of blocks (the gradient of a bias by distance).
+They are written with what Pallas lowers to Mosaic for TPUs and to Triton for GPUs alike.
+
+Letters: b tokens of a block, I blocks of queries, J of keys, N visited tiles, D diagonals of blocks.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jax.experimental.pallas import triton
+
+from tfm.kernels._block_plan import BlockGrid, VisitPlan, plan_visits
+from tfm.parallel import mesh
+from tfm.shapes import Array, Float, Int, PyTree
+
+
+# Of a TPU's memory for vectors, what a kernel may take; the compiler's own limit is 16 MiB of 64 to 128.
+VMEM = 48 * 2**20
+# The smallest side of a matrix that Triton multiplies.
+LEAST = 16
+
+
+class Visits(NamedTuple):
+  """The tiles that each line visits: line l those from `starts[l]` to `starts[l + 1]`.
+
+  Attributes:
+    queries, keys: the blocks of a tile. diagonals: which tile of the bias it takes.
+    kinds: of each tile and row, 0 if no document has tokens in both blocks, 2 if the mask shows every pair,
+      and else 1; of one row of one document until `with_kinds`.
+  """
+
+  starts: Int[Array, 'L']
+  queries: Int[Array, 'N']
+  keys: Int[Array, 'N']
+  diagonals: Int[Array, 'N']
+  kinds: Int[Array, 'B 1 N']
+
+  @classmethod
+  def in_lines(cls, lines, count, queries, keys, diagonals, fully_visible) -> 'Visits':
+    """Tiles in order of their lines, of which there are `count`; one more is for plans without any."""
+    order = np.argsort(lines, kind='stable')
+    starts = np.searchsorted(lines[order], np.arange(count + 1))
+    columns = (np.append(x[order], 0) for x in (queries, keys, diagonals, 1 + fully_visible))
+    *columns, kinds = (x.astype(np.int32) for x in columns)
+    return cls(starts.astype(np.int32), *columns, kinds[None, None])
+
+  def with_kinds(self, share_document: Array) -> 'Visits':
+    """The visits with the kinds of rows whose blocks share documents as in `share_document` [B I J]."""
+    return self._replace(kinds=jnp.where(share_document[:, None, self.queries, self.keys], self.kinds, 0))
+
+
+class Plan(NamedTuple):
+  """The visits by block of queries, by block of keys and by diagonal, on the host.
+
+  Attributes:
+    offsets: of each diagonal, query index less key index of its tiles' first tokens.
+  """
+
+  by_query: Visits
+  by_key: Visits
+  by_diagonal: Visits
+  offsets: Int[np.ndarray, 'D']
+
+
+@functools.lru_cache(maxsize=64)
+def make_plan(mask: Callable, layout: str, grid: BlockGrid) -> Plan:
+  """The plan of a mask over blocks that are as large for queries as for keys."""
+  visits: VisitPlan = plan_visits(mask, layout, grid)[0]
+  queries = np.repeat(np.arange(grid.shape[0]), np.diff(visits.starts))
+  keys, fully_visible = visits.blocks, visits.fully_visible
+  offsets, diagonals = np.unique(queries - keys, return_inverse=True)
+  tiles = queries, keys, diagonals, fully_visible
+  return Plan(
+    Visits.in_lines(queries, grid.shape[0], *tiles),
+    Visits.in_lines(keys, grid.shape[1], *tiles),
+    Visits.in_lines(diagonals, len(offsets), *tiles),
+    offsets * grid.keys,
+  )
+
+
+class Tile(NamedTuple):
+  """One visit: the blocks of queries and keys, the diagonal, and the kind (see `Visits`)."""
+
+  query: Int[Array, '']
+  key: Int[Array, '']
+  diagonal: Int[Array, '']
+  kind: Int[Array, '']
+
+
+class Operands(NamedTuple):
+  """What the kernels read: rows padded to whole blocks, heads before length; what has no heads has one.
+
+  What is one number a token stands in a column for the queries and in a line for the keys, so that a tile is
+  [queries, keys]; or the other way round (`transpose`), and a tile is [keys, queries].
+
+  Attributes:
+    bias: by diagonal and head, or None. sinks: one logit a head, or None.
+    d_out: the cotangent of the output; log_sum_exp; delta: see `_blockwise.compute_delta`. All three for the
+      backward pass alone.
+  """
+
+  q: Float[Array, 'B H T C']
+  k: Float[Array, 'B K S C']
+  v: Float[Array, 'B K S C2']
+  q_positions: Int[Array, 'B 1 T 1']
+  q_segments: Int[Array, 'B 1 T 1']
+  k_positions: Int[Array, 'B 1 1 S']
+  k_segments: Int[Array, 'B 1 1 S']
+  k_prefix: Int[Array, 'B 1 1 S'] | None
+  bias: Float[Array, 'H D b b'] | None
+  sinks: Float[Array, 'H 1 1'] | None
+  d_out: Float[Array, 'B H T C2'] | None = None
+  log_sum_exp: Float[Array, 'B H T 1'] | None = None
+  delta: Float[Array, 'B H T 1'] | None = None
+
+  @classmethod
+  def of(cls, q: Array, k: Array, v: Array, tokens: Mapping[str, Array | None], **of_heads) -> 'Operands':
+    """The operands of a forward pass; `tokens` has positions, segments and prefixes [B T]."""
+    columns = {name: x if x is None else x[:, None, :, None] for name, x in tokens.items()}
+    lines = {name: x.swapaxes(2, 3) for name, x in columns.items() if x is not None and name.startswith('k')}
+    return cls(q, k, v, **columns | lines, **dict(bias=None, sinks=None) | of_heads)
+
+  def transpose(self) -> 'Operands':
+    """The operands of tiles [keys, queries]: a kernel reads all queries of a row then, which a TPU stores in
+    lines in a hundredth of the memory that columns take.
+    """
+    turned = (
+      'q_positions',
+      'q_segments',
+      'k_positions',
+      'k_segments',
+      'k_prefix',
+      'bias',
+      'log_sum_exp',
+      'delta',
+    )
+    values = {name: getattr(self, name) for name in turned}
+    return self._replace(**{name: x if x is None else x.swapaxes(2, 3) for name, x in values.items()})
+
+
+OF_QUERIES = frozenset({'q', 'q_positions', 'q_segments', 'd_out', 'log_sum_exp', 'delta'})
+OF_KEYS = frozenset({'k', 'v', 'k_positions', 'k_segments', 'k_prefix'})
+
+
+@dataclasses.dataclass(frozen=True)
+class Tiles:
+  """The kernels for one mask, scale and soft cap, with blocks of `block` tokens."""
+
+  mask: Any
+  scale: float
+  soft_cap: float
+  block: int
+  interpret: bool
+
+  def forward(self, visits: Visits, operands: Operands, dtype: Any) -> tuple[Array, Array]:
+    """The output [B H T C2] in that dtype, and the log-sum-exp [B H T 1] in float32."""
+    rows = operands.q.shape[:3]
+    outputs = (*rows, operands.v.shape[-1], dtype), (*rows, 1, jnp.float32)
+    return self.call(self.forward_line, OF_QUERIES, visits, operands, *outputs)
+
+  def q_gradient(self, visits: Visits, operands: Operands) -> Array:
+    """The gradient of q [B H T C], in float32."""
+    return self.call(self.q_gradient_line, OF_QUERIES, visits, operands, (*operands.q.shape, jnp.float32))[0]
+
+  def kv_gradients(self, visits: Visits, operands: Operands) -> tuple[Array, ...]:
+    """The gradients of k [B K S C] and v [B K S C2], in float32."""
+    (B, H), of_keys = operands.q.shape[:2], (operands.k, operands.v)
+    outputs = ((B, H, *x.shape[2:], jnp.float32) for x in of_keys)
+    of_heads = self.call(self.kv_gradients_line, OF_KEYS, visits, operands.transpose(), *outputs)
+    # The query heads of a group share their keys and values.
+    return tuple(d.reshape(*x.shape[:2], -1, *x.shape[2:]).sum(2) for d, x in zip(of_heads, of_keys))
+
+  def bias_gradient(self, visits: Visits, operands: Operands) -> Array:
+    """The gradient of the bias [H D b b], in float32: row by row, so that its size is that of one row."""
+    H, D, b, _ = operands.bias.shape
+    every_row = dict(bias=operands.bias, sinks=operands.sinks)
+
+    def add_row(total, row):
+      kinds, operands = jax.tree.map(lambda x: x[None], row)
+      output = (1, H, D * b, b, jnp.float32)
+      line = self.bias_gradient_line
+      (one,) = self.call(
+        line, frozenset(), visits._replace(kinds=kinds), operands._replace(**every_row), output
+      )
+      return total + one.reshape(total.shape), None
+
+    rows = visits.kinds, operands._replace(bias=None, sinks=None)
+    return jax.lax.scan(add_row, jnp.zeros((H, D, b, b), jnp.float32), rows)[0]
+
+  def call(
+    self, line: Callable, own: frozenset[str], visits: Visits, operands: Operands, *outputs: tuple
+  ) -> tuple[Array, ...]:
+    """`line(visits, operands, number of the line, *outputs)` for every row, head and line.
+
+    Args:
+      own: the operands of which a line reads its own block alone; of the others it reads any tokens.
+      outputs: their shapes [B H length width] and dtypes; each line writes a block of the length.
+    """
+    B, H = operands.q.shape[:2]
+
+    def spec(name, array):
+      if array is None:
+        return None
+      if name == 'bias':
+        return pl.BlockSpec((None, *array.shape[1:]), lambda row, head, line: (head, 0, 0, 0))
+      if name == 'sinks':
+        return self.scalars((None, 1, 1), lambda row, head, line: (head, 0, 0))
+      group, (length, width) = H // array.shape[1], array.shape[2:]
+      in_line = length == 1  # the tokens, not the channels
+
+      def place(row, head, line):
+        block = line if name in own else 0
+        return row, jax.lax.div(head, group), *((0, block) if in_line else (block, 0))
+
+      if name in own:
+        length, width = (1, self.block) if in_line else (self.block, width)
+      return pl.BlockSpec((None, None, length, width), place)
+
+    of_operands = Operands(*(spec(name, x) for name, x in operands._asdict().items()))
+    of_kinds = self.scalars((None, *visits.kinds.shape[1:]), lambda row, head, line: (row, 0, 0))
+    of_visits = Visits(*[self.scalars()] * 4, kinds=of_kinds)
+
+    def kernel(visits, operands, *outputs):
+      line(visits, operands, pl.program_id(2), *outputs)
+
+    return pl.pallas_call(
+      kernel,
+      grid=(B, H, visits.starts.shape[0] - 1),
+      in_specs=(of_visits, of_operands),
+      out_specs=[
+        pl.BlockSpec((None, None, self.block, width), lambda row, head, line: (row, head, line, 0))
+        for *_, width, _ in outputs
+      ],
+      out_shape=[jax.ShapeDtypeStruct(shape, dtype) for *shape, dtype in outputs],
+      interpret=self.interpret,
+      compiler_params=self.compiler_params,
+      name=f'flash_{line.__name__.removesuffix("_line")}',
+    )(visits, operands)
+
+  @property
+  def platform(self) -> str:
+    """The platform that the kernels are compiled for; 'cpu' where they are interpreted."""
+    return 'cpu' if self.interpret else mesh.current_platform()
+
+  @property
+  def compiler_params(self) -> Any:
+    """The options of the platform's compiler."""
+    if self.platform == 'tpu':
+      return pltpu.CompilerParams(vmem_limit_bytes=VMEM)
+    return triton.CompilerParams(num_warps=8, num_stages=2) if self.platform in ('gpu', 'cuda') else None
+
+  def scalars(self, *block) -> pl.BlockSpec:
+    """A spec for numbers that are read one by one, which a TPU has a memory for."""
+    return pl.BlockSpec(*block, **(dict(memory_space=pltpu.SMEM) if self.platform == 'tpu' else {}))
+
+  def forward_line(self, visits, operands, line, out_ref, log_sum_exp_ref):
+    """One block of queries: the online softmax over its tiles (see `tfm.kernels.chunked.Chunked`)."""
+    q = self.load(operands.q, line)
+
+    def add(sums, tile):
+      maximum, denominator, numerator = sums
+      logits, visible = self.logits(tile, operands, q)
+      v = self.load(operands.v, tile.key)
+      logits = jnp.where(visible, logits, -jnp.inf)
+      new_maximum = jnp.maximum(maximum, logits.max(1, keepdims=True))
+      # Before the first visible key the maximum is -inf; any finite number avoids -inf - -inf.
+      finite = jnp.where(new_maximum == -jnp.inf, 0.0, new_maximum)
+      weights, rescale = jnp.exp(logits - finite), jnp.exp(maximum - finite)
+      return (
+        new_maximum,
+        denominator * rescale + weights.sum(1, keepdims=True),
+        numerator * rescale + matmul(weights.astype(v.dtype), v),
+      )
+
+    # A sink counts as a first key with a value of zero.
+    sink, of_sink = (-jnp.inf, 0.0) if operands.sinks is None else (operands.sinks[0, 0], 1.0)
+    column = self.block, 1
+    maximum, denominator = jnp.full(column, sink, jnp.float32), jnp.full(column, of_sink, jnp.float32)
+    numerator = jnp.zeros(out_ref.shape, jnp.float32)
+    maximum, denominator, numerator = fold(visits, line, add, (maximum, denominator, numerator))
+    nonzero = jnp.where(denominator == 0, 1.0, denominator)
+    out_ref[...] = (numerator / nonzero).astype(out_ref.dtype)
+    log_sum_exp_ref[...] = jnp.where(denominator == 0, -jnp.inf, maximum + jnp.log(nonzero))
+
+  def q_gradient_line(self, visits, operands, line, d_q_ref):
+    """One block of queries: scale · Σ over its tiles of d_logits k."""
+
+    def add(d_q, tile):
+      d_logits, k = self.weights_and_gradient(tile, operands)[1], self.load(operands.k, tile.key)
+      return d_q + matmul(d_logits.astype(k.dtype), k)
+
+    d_q_ref[...] = self.scale * fold(visits, line, add, jnp.zeros(d_q_ref.shape, jnp.float32))
+
+  def kv_gradients_line(self, visits, operands, line, d_k_ref, d_v_ref):
+    """One block of keys: Σ over its tiles [keys, queries] of scale · d_logits q and weights d_out."""
+
+    def add(sums, tile):
+      d_k, d_v = sums
+      weights, d_logits = self.weights_and_gradient(tile, operands)
+      q, d_out = self.load(operands.q, tile.query), self.load(operands.d_out, tile.query)
+      d_k += matmul(d_logits.astype(q.dtype), q)
+      return d_k, d_v + matmul(weights.astype(d_out.dtype), d_out)
+
+    zeros = tuple(jnp.zeros(ref.shape, jnp.float32) for ref in (d_k_ref, d_v_ref))
+    d_k, d_v = fold(visits, line, add, zeros)
+    d_k_ref[...], d_v_ref[...] = self.scale * d_k, d_v
+
+  def bias_gradient_line(self, visits, operands, line, d_bias_ref):
+    """One diagonal of blocks: Σ over its tiles of d_logits."""
+
+    def add(total, tile):
+      return total + self.weights_and_gradient(tile, operands)[1]
+
+    d_bias_ref[...] = fold(visits, line, add, jnp.zeros(d_bias_ref.shape, jnp.float32))
+
+  def logits(self, tile: Tile, operands: Operands, q: Array) -> tuple[Array, Array]:
+    """The capped logits of a tile before masking, and which of its pairs are visible; both [b b]."""
+    logits = self.scale * self.pairs(operands, q, self.load(operands.k, tile.key))
+    if operands.bias is not None:
+      logits += operands.bias[tile.diagonal]
+    if self.soft_cap:
+      logits = self.soft_cap * jnp.tanh(logits / self.soft_cap)
+    q_positions, q_segments = (self.load(x, tile.query) for x in (operands.q_positions, operands.q_segments))
+    k_positions, k_segments, k_prefix = (
+      x if x is None else self.load(x, tile.key)
+      for x in (operands.k_positions, operands.k_segments, operands.k_prefix)
+    )
+    shown = self.mask.bind_prefix(k_prefix)(q_positions, k_positions) | (tile.kind == 2)
+    return logits, shown & (q_segments == k_segments) & (k_segments != 0)
+
+  def weights_and_gradient(self, tile: Tile, operands: Operands) -> tuple[Array, Array]:
+    """The weights of a tile, and the gradient of its logits before the soft cap; both [b b]."""
+    q, d_out, log_sum_exp, delta = (
+      self.load(x, tile.query) for x in (operands.q, operands.d_out, operands.log_sum_exp, operands.delta)
+    )
+    logits, visible = self.logits(tile, operands, q)
+    weights = jnp.where(visible, jnp.exp(logits - log_sum_exp), 0.0)
+    d_logits = weights * (self.pairs(operands, d_out, self.load(operands.v, tile.key)) - delta)
+    return weights, d_logits * (1 - (logits / self.soft_cap) ** 2) if self.soft_cap else d_logits
+
+  def pairs(self, operands: Operands, of_queries: Array, of_keys: Array) -> Float[Array, 'b b']:
+    """The dot product of each query's channels with each key's."""
+    a, b = (of_queries, of_keys) if operands.k_positions.shape[0] == 1 else (of_keys, of_queries)
+    return matmul(a, b, contract=(1, 1))
+
+  def load(self, ref: Any, block: Int[Array, '']) -> Array:
+    """A block of tokens of what a kernel reads, which may be that block alone."""
+    axis = 1 if ref.shape[0] == 1 else 0
+    if ref.shape[axis] == self.block:
+      return ref[...]
+    tokens = pl.ds(pl.multiple_of(block * self.block, self.block), self.block)
+    return ref[:, tokens] if axis else ref[tokens, :]
+
+
+def fold(visits: Visits, line: Int[Array, ''], add: Callable, carry: PyTree) -> PyTree:
+  """Folds `add(carry, tile)` over the tiles that a line visits, without those of no common document."""
+
+  def step(n, carry):
+    tile = Tile(visits.queries[n], visits.keys[n], visits.diagonals[n], visits.kinds[0, n])
+    return jax.lax.cond(tile.kind != 0, lambda carry: add(carry, tile), lambda carry: carry, carry)
+
+  return jax.lax.fori_loop(visits.starts[line], visits.starts[line + 1], step, carry)
+
+
+def matmul(a: Array, b: Array, contract: tuple[int, int] = (1, 0)) -> Float[Array, '_ _']:
+  """The product of two matrices over an axis of each, in float32."""
+  dimensions = ((contract[:1], contract[1:]), ((), ()))
+  return jax.lax.dot_general(a, b, dimensions, preferred_element_type=jnp.float32)
+
+
+def pad_channels(x: Float[Array, '*B C']) -> Float[Array, '*B C2']:
+  """Channels padded with zeros to a power of two, which Triton's blocks need."""
+  channels = max(LEAST, 1 << (x.shape[-1] - 1).bit_length())
+  return jnp.pad(x, ((0, 0),) * (x.ndim - 1) + ((0, channels - x.shape[-1]),))
