@@ -1,6 +1,7 @@
 """The kernel in Pallas, interpreted: equal to dense; lowered for TPUs and GPUs, and compiled for both."""
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -134,6 +135,53 @@ def test_sharded_equals_one_device(sizes):
   close(found, run('dense', **case))
 
 
+RINGS = {
+  'zigzag': dict(sequence=2, data=2, tensor=2),
+  'straight': dict(sequence=4, data=2),
+  'no ring': dict(data=2, tensor=4),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('layout', ['contiguous', 'packed'])
+@pytest.mark.parametrize('name', RINGS)
+def test_the_steps_of_a_ring(name, layout):
+  """Also of rows without tokens for some devices, and with key heads that the mesh does not divide."""
+  case = dict(T=128, K=1 if name == 'straight' else 4, sinks=SINKS, soft_cap=2.0)
+  case |= dict(mask='causal & window(70)') if name == 'straight' else {}
+  case |= (
+    dict(layout=layout) | segments([(1, 30), (2, 50), (0, 48)], [(1, 128)]) if layout == 'packed' else {}
+  )
+  with sharding.context(meshes.make(RINGS[name]), sharding.parse_rules(default_config().rules)):
+    found = run('ring(16, 16, step="flash", interpret=True)', **case)
+  close(found, run('dense', **case))
+
+
+@pytest.mark.parametrize(
+  'text, message',
+  [
+    ('ring(step="flashy")', "step='flashy' is unknown; known: chunked, flash"),
+    ('ring(step="flash")', 'needs blocks of one size, not queries=256, keys=512'),
+    ('ring(48, 48, step="flash")', 'block=48 must be a power of two'),
+    ('ring(interpret=True)', "interpret=True is for step='flash', not for step='chunked'"),
+  ],
+)
+def test_what_is_no_ring(text, message):
+  with pytest.raises(ValueError, match=re.escape(message)):
+    kernel(text)
+
+
+def test_what_a_ring_of_flash_refuses():
+  inputs = AttentionInputs(**attention_inputs(T=128))
+  ring = kernel('ring(16, 16, step="flash", interpret=True)')
+  with sharding.context(meshes.make(dict(sequence=8)), sharding.parse_rules(default_config().rules)):
+    reason = ring.unsupported_reason(*arrays(T=128), inputs)
+    assert reason == 'its 8 devices need rows of 256 tokens or more, two blocks of 16 each'
+    reason = ring.unsupported_reason(*arrays(T=256), inputs.replace(bias=Partial(jnp.add)))
+    assert reason == "step='flash' supports no bias on the logits"
+  assert 'not on cpu' in kernel('ring(16, 16, step="flash")').unavailable_reason('cpu')
+
+
 @pytest.mark.slow
 def test_hidden_tiles_and_tiles_of_other_documents_are_not_visited():
   """A NaN spoils every product, even with zero; the queries of the clean blocks never multiply it."""
@@ -181,24 +229,30 @@ def test_every_mask_is_lowered_to_mosaic_and_triton(kind, platform, target, name
   assert lowered.as_text().count(target) == 3 + (args[4] is not None)
 
 
+COMPILED = {
+  'rope': {'model.position': 'rope'},
+  't5': {'model.position': 't5'},
+  'ring': {'model.kernel': 'ring(128, 128, step="flash")', 'mesh.sequence': 2},
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize('position', ['rope', 't5'])
+@pytest.mark.parametrize('case', COMPILED)
 @pytest.mark.parametrize('name', ['v5e:2x2', 'h100:2'])
-def test_a_training_step_compiles_for(tiny, name, position):
+def test_a_training_step_compiles_for(tiny, name, case):
   """By the compilers of the devices: Mosaic, and Triton within XLA."""
   if name.startswith('h100') and not gpu_targets.is_cuda_plugin_installed():
     pytest.skip("JAX's plugin for CUDA is not installed; pip install -e '.[cuda-compiler]'")
   if name.startswith('v5e') and not topology.is_libtpu_installed():
     pytest.skip("libtpu is not installed; pip install -e '.[tpu]'")
-  fields = {'data.length': 512, 'model.width': 256, 'model.dtype': 'bfloat16', 'model.position': position}
-  config = tiny(**fields | {'data.tokenizer': 'bytes', 'model.kernel': 'flash', 'mesh.data': -1})
+  fields = {'data.length': 512, 'model.width': 256, 'model.dtype': 'bfloat16', 'model.kernel': 'flash'}
+  config = tiny(**fields | {'data.tokenizer': 'bytes', 'mesh.data': -1} | COMPILED[case])
   devices = topology.devices(name)
   request = lowering.PlanRequest.from_experiment(Experiment(config), None)
   mesh = meshes.make(config.mesh.to_dict(), devices)
   text = plan.compile_step(lowering.lower_training_step(request, mesh)).text
-  kernels = 'forward', 'q_gradient', 'kv_gradients', *(('bias_gradient',) if position == 't5' else ())
+  kernels = 'forward', 'q_gradient', 'kv_gradients', *(['bias_gradient'] if case == 't5' else [])
   assert all(f'flash_{each}/pallas_call' in text for each in kernels)
-  assert 'flash_bias_gradient' in text or position != 't5'
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,12 @@ QUICK = 'multi-head', 'learned score', 'sinks', 'packed layout', 'whole'
   'sizes', [dict(sequence=2, data=2, tensor=2), dict(sequence=4, data=2)], ids=['zigzag', 'straight']
 )
 @pytest.mark.parametrize(
-  'name', [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in ALL_QUERIES]
+  'name',
+  [
+    pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow)
+    for name in ALL_QUERIES
+    if CASES[name].has_blockwise_bias
+  ],
 )
 def test_equals_dense_on_one_device(name, sizes):
   close(

@@ -161,7 +161,7 @@ class OutputGradients(NamedTuple):
 
 def input_gradients(
   grid: BlockGrid,
-  plan: VisitPlan,
+  plans: tuple[VisitPlan, VisitPlan],
   qkv: tuple[Float[Array, 'B K G T C'], Float[Array, 'B K S C'], Float[Array, 'B K S C2']],
   inputs: Any,
   at_output: OutputGradients,
@@ -171,7 +171,7 @@ def input_gradients(
   One pass over the tiles recomputes their logits.
 
   Args:
-    plan: lists the query blocks that each key block visits.
+    plans: of `plan_visits`: the second lists the query blocks that each key block visits.
   """
   (q, k, v), (log_sum_exp, delta, d_out) = qkv, at_output
   share_document, normalizer = any_share_document(grid, inputs), NORMALIZERS[inputs.normalizer]
@@ -208,7 +208,7 @@ def input_gradients(
 
     d_q, d_leaves = carry
     d_q, d_k_j, d_v_j, d_leaves = _fold_line(
-      plan, j, share_document[:, j], fold, (d_q, *jax.tree.map(float32_zeros, (k_j, v_j)), d_leaves)
+      plans[1], j, share_document[:, j], fold, (d_q, *jax.tree.map(float32_zeros, (k_j, v_j)), d_leaves)
     )
     return (d_q, d_leaves), (d_k_j, d_v_j)
 

@@ -78,10 +78,10 @@ def differentiable_attention(grid: BlockGrid) -> Callable:
   def backward(residuals, cotangents):
     q, k, v, learned, inputs, out, log_sum_exp = residuals
     all_inputs, d_out = _block_plan.merge_inputs(inputs, learned), cotangents[0]
-    _, query_visits = _block_plan.plan_visits(inputs.mask, inputs.layout, grid)
+    plans = _block_plan.plan_visits(inputs.mask, inputs.layout, grid)
     delta = _blockwise.compute_delta(out, *cotangents)
     *d_qkv, d_leaves = _blockwise.input_gradients(
-      grid, query_visits, (q, k, v), all_inputs, OutputGradients(log_sum_exp, delta, d_out)
+      grid, plans, (q, k, v), all_inputs, OutputGradients(log_sum_exp, delta, d_out)
     )
     d_qkv = (d.astype(x.dtype) for d, x in zip(d_qkv, (q, k, v)))
     d_learned = _blockwise.learned_gradients(all_inputs, d_leaves, log_sum_exp, delta)

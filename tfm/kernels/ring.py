@@ -3,18 +3,22 @@
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
+from tfm.errors import suggest
 from tfm.kernels import _block_plan, _blockwise
 from tfm.kernels._block_plan import BlockGrid, BlockSizes, VisitPlan
+from tfm.kernels._flash_steps import FlashSteps
+from tfm.kernels.flash import Flash
 from tfm.kernels.protocol import Kernel
 from tfm.parallel.sequence_parallelism import manual_axes, sequence_shards
-from tfm.parallel.sharding import shard
+from tfm.parallel.sharded_attention import batch_and_head_axes
+from tfm.parallel.sharding import shard, shard_count
 from tfm.shapes import Array, Int, PyTree
 
 
@@ -38,17 +42,40 @@ class Ring(BlockSizes, Kernel):
   with their tokens. Zigzag is used if it saves a quarter or more of the slowest devices' blocks.
 
   The rows are sharded by the mesh axis that the rules give `length`; the compiler handles the other axes.
-  If no axis shards rows, this is `chunked`.
+  If no axis shards rows, this is the kernel of a step.
+
+  With step='flash' each step is a kernel of `flash`, whose outputs are merged by their log-sum-exps: for all
+  that it supports but biases. A step of a device reads the keys of one device, so that these alone must fit
+  into the memory for vectors of a TPU. Rows and heads are sharded by the rules, in the same `shard_map`.
 
   Attributes:
     queries, keys: tokens of a block.
+    step: 'chunked' or 'flash'.
+    interpret: whether 'flash' runs in interpreter mode on any platform, for tests.
 
   Raises:
-    ValueError: for a block size below 1.
+    ValueError: for a block size below 1, an unknown step, and blocks that 'flash' does not support.
   """
 
   examples = ('ring', 'ring(queries=4, keys=5)')
   names_residuals = True
+
+  step: str = 'chunked'
+  interpret: bool = False
+
+  def __post_init__(self):
+    super().__post_init__()
+    if self.step not in STEPS:
+      raise ValueError(f'step={self.step!r} is unknown; {suggest(self.step, STEPS)}')
+    if self.step == 'flash' and self.queries != self.keys:
+      raise ValueError(f"step='flash' needs blocks of one size, not queries={self.queries}, keys={self.keys}")
+    if self.step == 'flash':
+      Flash(self.keys)
+    elif self.interpret:
+      raise ValueError(f"interpret=True is for step='flash', not for step={self.step!r}; leave it out")
+
+  def unavailable_reason(self, platform):
+    return Flash(self.keys, self.interpret).unavailable_reason(platform) if self.step == 'flash' else None
 
   def unsupported_reason(self, q, k, v, inputs):
     axes, n = sequence_shards()
@@ -58,24 +85,42 @@ class Ring(BlockSizes, Kernel):
       return f'{n} devices share a row, which do not divide {q.shape[1]} queries and {k.shape[1]} keys'
     if inputs.uses_dropout and n > 1:
       return 'its dropout over sharded rows would differ from the dropout of the other kernels'
-    return inputs.not_blockwise_reason()
+    if self.step == 'chunked':
+      return inputs.not_blockwise_reason()
+    if inputs.bias is not None:
+      return "step='flash' supports no bias on the logits"
+    if min(q.shape[1], k.shape[1]) < 2 * n * self.keys:
+      return (
+        f'its {n} devices need rows of {2 * n * self.keys} tokens or more, two blocks of {self.keys} each'
+      )
+    one = (jax.ShapeDtypeStruct((len(x), x.shape[1] // n, *x.shape[2:]), x.dtype) for x in (q, k, v))
+    return Flash(self.keys, self.interpret).unsupported_reason(*one, inputs)
 
   def unpreferred_reason(self, q, k, v, inputs, platform):
     return None if sequence_shards()[0] else 'no mesh axis shards rows'
 
   def attend(self, q, k, v, inputs):
     axes, n = sequence_shards()
+    if not axes and self.step == 'flash':
+      return Flash(self.keys, self.interpret).attend(q, k, v, inputs)
     sizes = RingSizes(q.shape[1], k.shape[1], n, self.queries, self.keys)
     plan = RingPlan.best(inputs.mask, inputs.layout, sizes)
     axis = axes[0] if axes else None
-    run = functools.partial(attend_on_device, plan, axis)
+    run = functools.partial(attend_on_device, plan, axis, STEPS[self.step](self))
     if axes:
-      rows = PartitionSpec(None, axis)
+      # The compiler cannot partition the kernels of `flash` over the other axes: these are manual too.
+      names, batch, heads = manual_axes(axis), None, None
+      if self.step == 'flash':
+        names, (batch, heads) = set(jax.sharding.get_abstract_mesh().axis_names), batch_and_head_axes()
+        batch = batch if q.shape[0] % shard_count(batch) == 0 else None
+      of_q = PartitionSpec(batch, axis, heads)
+      of_k = PartitionSpec(batch, axis, None if k.shape[2] == 1 else heads)
+      learned = PartitionSpec(), PartitionSpec(), PartitionSpec(heads)
       run = jax.shard_map(
         run,
-        in_specs=(PartitionSpec(axis), (rows, rows, rows), PartitionSpec(), rows),
-        out_specs=(rows, PartitionSpec(None, None, axis)),
-        axis_names=manual_axes(axis),
+        in_specs=(PartitionSpec(axis), (of_q, of_k, of_k), learned, PartitionSpec(batch, axis)),
+        out_specs=(of_q, PartitionSpec(batch, heads, axis)),
+        axis_names=names,
         check_vma=False,
       )
       inputs = inputs.replace(dropout_key=None)  # a key cannot be sharded, and there is no dropout here
@@ -180,9 +225,14 @@ def _stack_plans(plans: list[list[VisitPlan]]) -> VisitPlan:
   )
 
 
+# What computes a step: `_blockwise`, or what has the same functions.
+STEPS = {'chunked': lambda ring: _blockwise, 'flash': lambda ring: FlashSteps(ring.interpret)}
+
+
 def attend_on_device(
   plan: RingPlan,
   axis: str | None,
+  steps: Any,
   device: Int[Array, '1'],
   qkv: tuple[Array, Array, Array],
   learned: PyTree,
@@ -192,6 +242,7 @@ def attend_on_device(
 
   Args:
     axis: the mesh axis of the ring; None on one device. device: this device's index along it.
+    steps: one of `STEPS`.
     learned: (score, bias, sinks); inputs: the other `AttentionInputs`.
   """
   index, (T, H) = device[0], qkv[0].shape[1:3]
@@ -204,12 +255,12 @@ def attend_on_device(
   q, k, v, learned, inputs = _block_plan.pad_to_blocks(
     plan.grid, q, k, v, _block_plan.merge_inputs(inputs, learned)
   )
-  out, log_sum_exp = differentiable_attention(plan, axis)(q, k, v, index, learned, inputs)
+  out, log_sum_exp = differentiable_attention(plan, axis, steps)(q, k, v, index, learned, inputs)
   out, log_sum_exp = _block_plan.unpad(out.astype(v.dtype), log_sum_exp, T, H)
   return reorder(out, back=True), reorder(log_sum_exp.swapaxes(1, 2), back=True).swapaxes(1, 2)
 
 
-def differentiable_attention(plan: RingPlan, axis: str | None) -> Callable:
+def differentiable_attention(plan: RingPlan, axis: str | None, steps: Any) -> Callable:
   """As `chunked.differentiable_attention`, for one device's queries and the keys of all devices."""
   n, grid = plan.devices, plan.grid
 
@@ -245,10 +296,10 @@ def differentiable_attention(plan: RingPlan, axis: str | None) -> Callable:
     def step(i, sums, arrived):
       k, v, data = arrived
       visits = plan_of_step(plan.key_visits, index, i)
-      return _blockwise.add_keys(grid, visits, sums, (q, k, v), with_key_data(all_inputs, data))
+      return steps.add_keys(grid, visits, sums, (q, k, v), with_key_data(all_inputs, data))
 
-    sums = rotate_keys(step, _blockwise.initial_sums(grid, q, v, all_inputs), (k, v, key_data(inputs)))
-    out, log_sum_exp = _blockwise.finalize(sums, all_inputs)
+    sums = rotate_keys(step, steps.initial_sums(grid, q, v, all_inputs), (k, v, key_data(inputs)))
+    out, log_sum_exp = steps.finalize(sums, all_inputs)
     return (out, log_sum_exp), (q, k, v, index, learned, inputs, out, log_sum_exp)
 
   def backward(residuals, cotangents):
@@ -259,9 +310,9 @@ def differentiable_attention(plan: RingPlan, axis: str | None) -> Callable:
 
     def step(i, sums, arrived):
       (d_local, d_arrived), (k, v, data) = sums, arrived
-      visits = plan_of_step(plan.query_visits, index, i)
-      d_q, *d_keys, d_leaves = _blockwise.input_gradients(
-        grid, visits, (q, k, v), with_key_data(all_inputs, data), at_output
+      plans = tuple(plan_of_step(visits, index, i) for visits in (plan.key_visits, plan.query_visits))
+      d_q, *d_keys, d_leaves = steps.input_gradients(
+        grid, plans, (q, k, v), with_key_data(all_inputs, data), at_output
       )
       d_local = jax.tree.map(jnp.add, d_local, (d_q, [d.astype(jnp.float32) for d in d_leaves]))
       return d_local, send_on(jax.tree.map(jnp.add, d_arrived, tuple(d_keys)))
