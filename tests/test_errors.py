@@ -24,6 +24,7 @@ from tfm.studies.study import Study, load_study
     (RuntimeError(), ': RuntimeError'),
     (MemoryError(), ': MemoryError'),
     (ValueError('first\nsecond'), ': first'),
+    (SystemExit(0), 'SystemExit: 0'),
   ],
 )
 def test_any_error_names_the_file(error, reason):
@@ -52,7 +53,7 @@ def test_long_messages_are_cut_in_their_middle():
     )
 
 
-@pytest.mark.parametrize('content', ['', '[]', '3', '{', '[' * 100_000, '{"a": NaN'])
+@pytest.mark.parametrize('content', ['', '[]', '3', '{', '[' * 100_000, '{"a": NaN', '{"a": 1, "a": 2}'])
 def test_json_that_is_no_object(tmp_path, content):
   (tmp_path / 'a.json').write_text(content)
   with pytest.raises(FileError, match='a.json cannot be read as a JSON object: '):
@@ -65,6 +66,12 @@ def test_json_that_is_no_object(tmp_path, content):
     ('def get_config(arg) return 5', 'cannot be read as Python that defines get_config'),
     ('import no_such_package_at_all', 'ModuleNotFoundError'),
     ('1 / 0', 'ZeroDivisionError'),
+    ('raise SystemExit(0)', 'SystemExit: 0'),
+    ('def get_config(arg): return {"model.width": 8}', "returns a name with dots, 'model.width'; nest it"),
+    (
+      'import ml_collections\ndef get_config(arg):\n  c = ml_collections.ConfigDict()\n  c.x = c\n  return c',
+      'returns a config that contains itself',
+    ),
     ('get_config = 5', r'defines no get_config\(arg\)'),
     (
       'def get_config(arg): return 5',
@@ -77,6 +84,13 @@ def test_config_files(tmp_path, text, reason):
   (tmp_path / 'a.py').write_text(text)
   with pytest.raises(ValueError, match=f'a.py.*{reason}'):
     load_config(f'{tmp_path}/a.py:big')
+
+
+def test_a_variant_that_ends_the_process_is_refused(tmp_path, monkeypatch):
+  (tmp_path / 'quits.py').write_text('raise SystemExit(0)')
+  monkeypatch.setattr(tfm.masks, '__path__', [*tfm.masks.__path__, str(tmp_path)])
+  with pytest.raises(FileError, match='quits.py cannot be read as a variant of masks: SystemExit: 0'):
+    spec.find_variant('quits', *collect.SLOTS['mask'])
 
 
 def test_study_files(tmp_path):
@@ -98,7 +112,9 @@ def test_study_files(tmp_path):
   ],
 )
 def test_the_matched_field_of_a_study(field, reason):
-  settings = dict(question='?', config={}, arms=dict(a={}, b={'seed': 1}), base='a', match='parameters')
+  settings = dict(
+    question='?', config={}, arms=dict(a={}, b={'model.layers': 1}), base='a', match='parameters'
+  )
   assert Study(**settings)
   with pytest.raises(ValueError, match=f'matched_field={field!r}{reason}'):
     Study(**settings, matched_field=field)

@@ -61,7 +61,8 @@ def writing(path: str | pathlib.Path, advice: str) -> Iterator[None]:
   except (OSError, ValueError) as error:  # tensorstore raises ValueError for a full disk
     lines = str(error).strip().splitlines() or [type(error).__name__]
     reason = FULL_DISK if FULL_DISK in str(error) else getattr(error, 'strerror', None) or abridge(lines[0])
-    raise MachineFailure(f'{path} cannot be written: {reason}; {advice}') from error
+    place = getattr(error, 'filename', None) or path  # the file that failed, of several
+    raise MachineFailure(f'{place} cannot be written: {reason}; {advice}') from error
 
 
 FULL_DISK = os.strerror(errno.ENOSPC)
@@ -97,7 +98,7 @@ def parsing(path: str | pathlib.Path, kind: str) -> Iterator[None]:
     yield
   except (FileError, MissingExtra, OSError):
     raise
-  except Exception as error:  # parsers of other libraries raise anything
+  except (Exception, SystemExit) as error:  # parsers raise anything, and a file that is executed may exit
     if isinstance(error, ValueError) and str(path) in str(error):
       raise
     lines = str(error).strip().splitlines()
@@ -119,9 +120,19 @@ def read_json_object(path: pathlib.Path, kind: str = 'a JSON object') -> dict[st
 
 
 def parse_json(text: str | bytes) -> Any:
-  """`json.loads`, with a ValueError for nesting that is too deep, as for everything else that is no JSON."""
+  """`json.loads`, with a ValueError for nesting that is too deep, as for everything else that is no JSON, and
+  for a name that an object has twice.
+  """
+
+  def unique(pairs):
+    found = dict(pairs)
+    names = [name for name, _ in pairs]
+    twice = next((name for name in found if names.count(name) > 1), None) if len(found) < len(names) else None
+    require(twice is None, f'it has {twice!r} twice in one object')
+    return found
+
   try:
-    return json.loads(text)
+    return json.loads(text, object_pairs_hook=unique)
   except RecursionError as error:
     raise ValueError(str(error)) from None
 

@@ -169,7 +169,8 @@ def test_a_decoder_lists_the_layers_without_attention_weights(mixed, capsys):
   ],
 )
 def test_invalid_arguments_are_rejected(request, capsys, which, flags, message):
-  status, out, err = tfm(capsys, request.getfixturevalue(which), '--input=a', *flags)
+  given = [] if flags[0].startswith('--input=') else ['--input=a']
+  status, out, err = tfm(capsys, request.getfixturevalue(which), *given, *flags)
   assert (status, out) == (2, '') and message in err and len(err.strip().splitlines()) == 1
 
 

@@ -77,6 +77,7 @@ def test_prints_config_parameters_and_costs(run, tmp_path):
       'config.mesh: stage=3 needs 3 devices and there are 4; the nearest valid mesh of 4 devices is data=4',
     ),
     (('--devices=0',), '--devices=0 must be at least 1'),
+    (('--devices=10000000',), '--devices=10000000 must be at most 1,048,576'),
     (
       ('--config.mesh.data=0',),
       'config.mesh.data=0 must be at least 1, or -1 for the remaining devices; '

@@ -22,7 +22,8 @@ def run_dir(tiny, tmp_path_factory):
 
 
 def refuse(capsys, *flags):
-  assert cli.main(['serve', '--port=0', *flags]) == 2
+  port = [] if any(flag.startswith('--port=') for flag in flags) else ['--port=0']
+  assert cli.main(['serve', *port, *flags]) == 2
   return capsys.readouterr().err
 
 
@@ -30,6 +31,8 @@ def refuse(capsys, *flags):
   'flag, sentence',
   [
     ('--rows=0', '--rows=0 must be at least 1'),
+    ('--rows=1000000000000', '--rows=1000000000000 must be at least 1 and at most 16,777,216'),
+    ('--rows=10000000', 'use a smaller --rows or --length'),
     ('--queue=0', '--queue=0 must be at least 1'),
     ('--timeout=0', '--timeout=0.0 must be above 0'),
     ('--grace=-1', '--grace=-1 must be at least 0'),

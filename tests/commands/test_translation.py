@@ -104,6 +104,8 @@ def test_checkpoints_are_averaged(workdir, capsys):
   [
     (['--prompt=1', '--beams=2', '--temperature=1'], '--temperature (sampling) and --beams (beam search)'),
     (['--prompt=1', '--beams=0'], '--beams=0 must be at least 1'),
+    (['--prompt=1', '--beams=1025'], '--beams=1025 must be at most 1,024'),
+    (['--prompt=1', '--num_samples=1000000'], '--num_samples=1000000 must be at least 1 and at most 65,536'),
     (['--prompt=1', '--beams=2', '--num_samples=3'], '--num_samples=3 exceeds --beams=2'),
     (['--prompt=1', '--penalty=gnu'], "'gnu'"),
   ],

@@ -1,6 +1,7 @@
 """Damaged or malformed published checkpoints are rejected in one sentence that names the file."""
 
 import json
+import os
 import shutil
 
 import numpy as np
@@ -107,6 +108,12 @@ def test_damaged_safetensors(folder, damage):
   assert 'model.safetensors' in load_error(folder)
 
 
+def test_a_pipe_is_no_checkpoint(folder):
+  (folder / 'model.safetensors').unlink()
+  os.mkfifo(folder / 'model.safetensors')
+  assert 'has neither model.safetensors nor' in load_error(folder)
+
+
 NAME = 'model.layers.1.mlp.up_proj.weight'
 
 
@@ -115,8 +122,9 @@ NAME = 'model.layers.1.mlp.up_proj.weight'
   [
     (lambda x: x.astype(np.int32), 'as int32, and parameters are floating-point numbers'),
     (lambda x: x > 0, 'as bool, and parameters are floating-point numbers'),
-    (lambda x: x * np.nan, 'has NaN or infinite numbers in'),
-    (lambda x: x + np.inf, 'has NaN or infinite numbers in'),
+    (lambda x: x * np.nan, 'that are NaN or infinite in float32'),
+    (lambda x: x + np.inf, 'that are NaN or infinite in float32'),
+    (lambda x: x.astype(np.float64) + 1e300, 'that are NaN or infinite in float32'),
     (lambda x: np.ascontiguousarray(x.T), 'has shape'),
     (lambda x: x[None], "its shape (1, 48, 32) is not '"),
     (lambda x: x[0], "its shape (32,) is not '"),

@@ -165,7 +165,9 @@ def test_the_tasks_of_a_study_have_one_slice_each_and_the_report_comes_last(
       ['slurm', '--study=experiments/position.py:demo', '--workdir=x'],
       '--slices= must say into how many tasks',
     ),
-    (['slurm', *STUDY, '--slices=99', '--workdir=x'], '--slices=99 exceeds the 3 arms'),
+    (['slurm', STUDY[0], '--slices=99', '--workdir=x'], '--slices=99 exceeds the 3 arms'),
+    (['slurm', *CONFIG, '--workdir=x', '--nodes=0'], '--nodes=0 must be a number of nodes from 1 on'),
+    (['slurm', *CONFIG, '--workdir=x', '--nodes=few'], '--nodes=few must be a number of nodes from 1 on'),
     (['slurm', *CONFIG, '--slices=2', '--workdir=x', '--nodes=1'], '--slices=2 divides the arms of a study'),
     (
       ['slurm', *STUDY, '--workdir=x', '--config.model.heads=5'],

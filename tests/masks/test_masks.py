@@ -122,6 +122,13 @@ def test_definition(text):
   np.testing.assert_array_equal(table(build_mask(text), 29), pairs)
 
 
+@pytest.mark.parametrize('text', ['causal', 'full & ~window(3)', 'causal & dilated(3, 4)', 'sinks(4)'])
+@pytest.mark.parametrize('queries, keys', [(13, 13), (7, 20), (20, 7)])
+def test_the_density_is_that_of_the_table(text, queries, keys):
+  mask = build_mask(text)
+  assert density(mask, queries, keys) == pytest.approx(table(mask, queries, keys).mean(), abs=1e-12)
+
+
 def test_equivalent_masks():
   for one, other in (
     ('dilated(5, 1)', 'window(5)'),

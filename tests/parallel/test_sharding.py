@@ -173,3 +173,8 @@ def test_a_parameter_must_name_every_axis():
   init = sharding.with_logical_axes(lambda key, shape, dtype: jnp.zeros(shape, dtype), ('embed', None))
   with pytest.raises(ValueError, match='None is not a logical axis'):
     init(jax.random.key(0), (2, 2), jnp.float32)
+
+
+def test_an_axis_of_the_mesh_twice_is_refused():
+  with pytest.raises(ValueError, match="rules.embed='fsdp fsdp' has an axis of the mesh twice"):
+    parse_rules(dict(embed='fsdp fsdp'))

@@ -9,6 +9,7 @@ import numpy as np
 
 from tfm import spec
 from tfm.config.assemble import Experiment
+from tfm.config.schema import MAX_BEAMS
 from tfm.data.progress_bar import track
 from tfm.data.special_tokens import base_tokenizer
 from tfm.decoding import beam, fill_mask, loop, streaming_text
@@ -146,6 +147,7 @@ def search_texts(
   settings = loaded.config.decoding
   beams = settings.beams if args.beams is None else args.beams
   require(beams >= 1, f'--beams={beams} must be at least 1')
+  require(beams <= MAX_BEAMS, f'--beams={beams} must be at most {MAX_BEAMS:,}')
   require(args.num_samples <= beams, f'--num_samples={args.num_samples} exceeds --beams={beams}')
   penalty = (
     loaded.experiment.beam_search.penalty

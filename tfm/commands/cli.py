@@ -104,6 +104,7 @@ def run_command(argv: Sequence[str] | None) -> int:
     if name not in command_names():
       raise ValueError(f'{name!r} is not a command; {suggest(name, command_names())}')
     command = importlib.import_module(f'tfm.commands.{name}')
+    variant_folders.folders()  # what the environment names is read before any field
     args = parse_arguments(name, command, rest)
     if 'reads_run' in args:
       require_run(args.workdir)
@@ -284,6 +285,7 @@ def parse_arguments(name: str, command, argv: Sequence[str]) -> argparse.Namespa
     help='a folder with variants of your own, such as FOLDER/positions/mine.py; may be repeated',
   )
   own, overrides = split_overrides(argv)
+  require_once(parser, own, overrides)
   args, rest = parser.parse_known_args(own, argparse.Namespace(words=[name, *argv]))
   rest += overrides
   require(
@@ -306,6 +308,18 @@ def parse_arguments(name: str, command, argv: Sequence[str]) -> argparse.Namespa
     config = default_config() if args.config is None else load_config(args.config)
     args.config = assign_overrides(config, rest)
   return args
+
+
+def require_once(parser: argparse.ArgumentParser, own: Sequence[str], overrides: Sequence[str]) -> None:
+  """Raises ValueError for a flag or a config field that is given twice, of which one would be ignored."""
+  repeatable = {
+    name for a in parser._actions if isinstance(a, argparse._AppendAction) for name in a.option_strings
+  }
+  single = {name for a in parser._actions for name in a.option_strings} - repeatable
+  flags = (word.partition('=')[0] for word in own)
+  names = [*(name for name in flags if name in single), *(word.partition('=')[0] for word in overrides)]
+  twice = next((name for name in names if names.count(name) > 1), '')
+  require(not twice, f'{twice} is given twice; leave one out')
 
 
 def validate_flag(name: str, field: Any, value: str) -> None:

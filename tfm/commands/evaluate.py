@@ -39,6 +39,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import io
 import json
 import pathlib
 from collections.abc import Sequence
@@ -51,6 +52,7 @@ from tfm.config.names import SPLIT, OneOf
 from tfm.data.progress_bar import track
 from tfm.errors import MissingExtra, require
 from tfm.evaluation.text_metrics import METRICS, Metric
+from tfm.training.atomic_files import write_atomically
 
 
 if TYPE_CHECKING:
@@ -160,7 +162,7 @@ def main(args):
     ]
     path = pathlib.Path(args.workdir) / 'hypotheses' / f'{name}.jsonl'
     path.parent.mkdir(exist_ok=True)
-    path.write_text(''.join(json.dumps(row, ensure_ascii=False) + '\n' for row in rows), encoding='utf-8')
+    write_atomically(path, ''.join(json.dumps(row, ensure_ascii=False) + '\n' for row in rows))
     for text, metric in metrics.items():
       results = metric([row['hypothesis'] for row in rows], [row['reference'] for row in rows])
       # Keyed by the whole spec, so that bleu and bleu(lowercase=True) are separate.
@@ -179,6 +181,11 @@ def evaluate_loss_slices(args):
     require(getattr(args, flag) is None, f'--{flag} does not go with --slices; remove one of them')
   loaded = load.load(
     args.workdir, args.step, args.average, lambda config: assign_overrides(config, args.overrides)
+  )
+  length = loaded.config.data.length
+  require(
+    args.slices <= length,
+    f'--slices={args.slices} exceeds the {length} tokens of a row; use 2, or a few more',
   )
   slices = evaluate_slices(loaded, args.split, args.slices)
   if processes.is_main_process():
@@ -283,11 +290,10 @@ def make_table(records: Sequence[LengthRecord], trained: int):
 
 def write_records(records: Sequence[LengthRecord], about: dict, folder: pathlib.Path) -> None:
   """Writes length.csv and length.json."""
-  with (folder / 'length.csv').open('w', encoding='utf-8', newline='') as file:
-    writer = csv.writer(file)
-    writer.writerow(COLUMNS)
-    writer.writerows([getattr(r, name) for name in COLUMNS] for r in records)
-  (folder / 'length.json').write_text(
-    json.dumps(about | dict(records=[dataclasses.asdict(r) for r in records]), indent=2) + '\n',
-    encoding='utf-8',
-  )
+  table = io.StringIO(newline='')
+  writer = csv.writer(table)
+  writer.writerow(COLUMNS)
+  writer.writerows([getattr(r, name) for name in COLUMNS] for r in records)
+  write_atomically(folder / 'length.csv', table.getvalue())
+  found = about | dict(records=[dataclasses.asdict(r) for r in records])
+  write_atomically(folder / 'length.json', json.dumps(found, indent=2) + '\n')

@@ -28,6 +28,7 @@ from tfm.spec import MAX_SIZE
 
 
 SEARCH = 'beams', 'penalty', 'stopping'  # flags of beam search
+MAX_SAMPLES = 2**16  # of one text
 OVERRIDES = '--config.'  # --config.model.kernel=NAME, --config.mesh.fsdp=N
 
 
@@ -129,7 +130,10 @@ def main(args):
     args.max_tokens is None or 1 <= args.max_tokens <= MAX_SIZE,
     f'--max_tokens={args.max_tokens} must be at least 1 and at most {MAX_SIZE:,}',
   )
-  require(args.num_samples >= 1, f'--num_samples={args.num_samples} must be at least 1')
+  require(
+    1 <= args.num_samples <= MAX_SAMPLES,
+    f'--num_samples={args.num_samples} must be at least 1 and at most {MAX_SAMPLES:,}',
+  )
   require(0 <= args.seed < 2**32, f'--seed={args.seed} must lie in [0, 2^32)')
 
   loaded = load.load(

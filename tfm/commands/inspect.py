@@ -36,6 +36,9 @@ if TYPE_CHECKING:
   from tfm.parallel import pipeline_parallelism
 
 
+MAX_DEVICES = 2**20  # a mesh is an array of them
+
+
 def arguments(parser: argparse.ArgumentParser) -> None:
   parser.add_argument(
     'spec', nargs='?', metavar='SPEC', help="a mask, a position or a schedule, such as 'causal & window(64)'"
@@ -71,6 +74,10 @@ def main(args: argparse.Namespace) -> None:
 
   config, experiment = args.config, Experiment(args.config)
   require(args.devices is None or args.devices >= 1, f'--devices={args.devices} must be at least 1')
+  require(
+    args.devices is None or args.devices <= MAX_DEVICES,
+    f'--devices={args.devices} must be at most {MAX_DEVICES:,}',
+  )
   devices = args.devices or estimate.device_count(config)
   validate_run(experiment, devices)
   mesh = estimate.abstract_mesh(config, devices)

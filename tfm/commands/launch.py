@@ -17,6 +17,7 @@ A study is divided into tasks, which share its arms out as `tfm ablate --slice=I
 """
 
 import math
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 
@@ -85,6 +86,11 @@ def validate(args):
   require(
     not args.study or (args.slices or 0) >= 1,
     f'--slices={args.slices or ""} must say into how many tasks --study is divided; use --slices=1 or more',
+  )
+  nodes = args.options.get('nodes', '1')  # without a value: said where it is missing
+  require(
+    not nodes or re.fullmatch(r'[1-9][0-9]*(-[1-9][0-9]*)?', nodes) is not None,
+    f'--nodes={nodes} must be a number of nodes from 1 on, or a range of them, such as 4 or 2-4',
   )
   for word in args.env:
     require('=' in word, f'--env={word} must be NAME=VALUE')

@@ -40,7 +40,12 @@ def load_config(file: str) -> ConfigDict:
       f'--config={part} returns a value of type {type(given).__name__}; '
       'get_config(arg) must return a ConfigDict',
     )
-    config = overlay(config, given)
+    dotted = next((name for name in given if '.' in str(name)), '')
+    require(not dotted, f'--config={part} returns a name with dots, {dotted!r}; nest it: config.{dotted} = …')
+    try:
+      config = overlay(config, given)
+    except RecursionError:
+      raise ValueError(f'--config={part} returns a config that contains itself; remove that entry') from None
   return smoke(config) if is_smoke else config
 
 

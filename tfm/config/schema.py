@@ -27,6 +27,7 @@ from tfm.spec import (
 )
 
 
+MAX_BEAMS = 1024  # hypotheses of a beam search
 # The fields of `model` that a block of a pattern may set for itself.
 BLOCK_FIELDS = (
   'heads',
@@ -274,7 +275,7 @@ def _fields() -> dict[str, Any]:
       profile=Ranged(0, NonNegativeInt),  # steps to profile, from the third; 0: none
     ),
     decoding=dict(  # tfm generate and tfm evaluate; the first four are for encoder-decoders
-      beams=Ranged(1, Annotated[int, Interval(ge=1, le=1024)]),  # beam size; 1: greedy
+      beams=Ranged(1, Annotated[int, Interval(ge=1, le=MAX_BEAMS)]),  # beam size; 1: greedy
       length_penalty=FromTable('gnmt(0.6)', 'decoding.beam:PENALTIES'),  # gnmt(alpha), power(alpha)
       # proven: none can become better; likely: none is better now; first: enough
       stopping=OneOf('proven', 'decoding.beam:STOPPING'),

@@ -108,6 +108,10 @@ def validate_training(experiment: Experiment) -> None:
     f'config.training.skip_spikes={t.skip_spikes} must be 0.0 (skips nothing) or a factor above 1 of the '
     'usual gradient norm, such as 3.0',
   )
+  require(
+    t.profile <= t.steps,
+    f'config.training.profile={t.profile} exceeds config.training.steps={t.steps}; profile a few steps',
+  )
   if config.optimizer.warmup > t.steps:
     print_status(
       f'note: config.optimizer.warmup={config.optimizer.warmup} exceeds config.training.steps={t.steps}: '

@@ -1,6 +1,7 @@
 """The classes of a classifier one by one: precision, recall and F1 of each, and the confusion matrix."""
 
 import csv
+import io
 import math
 import pathlib
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ import numpy as np
 
 from tfm.errors import importing_extra
 from tfm.shapes import Float
+from tfm.training.atomic_files import write_atomically
 
 
 with importing_extra('plots'):
@@ -56,10 +58,11 @@ def score_classes(matrix: Float[np.ndarray, 'C C'], names: Sequence[str]) -> lis
 
 def write_scores(scores: Sequence[ClassScore], file: pathlib.Path) -> None:
   """Writes a table as CSV; a score without items is empty."""
-  with file.open('w', encoding='utf-8', newline='') as out:
-    writer = csv.writer(out)
-    writer.writerow(ClassScore._fields)
-    writer.writerows(['' if x != x else x for x in score] for score in scores)
+  table = io.StringIO(newline='')
+  writer = csv.writer(table)
+  writer.writerow(ClassScore._fields)
+  writer.writerows(['' if x != x else x for x in score] for score in scores)
+  write_atomically(file, table.getvalue())
 
 
 def format_score(value: float) -> str:

@@ -44,9 +44,9 @@ class CheckpointTensors:
       ValueError: if the folder has no such file, or one that is not readable.
     """
     self.folder, single, index = folder, folder / SINGLE_FILE, folder / INDEX
-    if index.exists():
+    if index.is_file():
       files = _read_index(index)
-    elif single.exists():
+    elif single.is_file():
       with parsing(single, 'safetensors'), _open_tensors(single) as file:
         files = dict.fromkeys(file.keys(), SINGLE_FILE)
     else:
@@ -54,7 +54,7 @@ class CheckpointTensors:
         f'{folder} has neither {SINGLE_FILE} nor {INDEX}; use a checkpoint in the safetensors format'
       )
     for name in sorted(set(files.values())):
-      if not (folder / name).exists():
+      if not (folder / name).is_file():
         raise ValueError(f'{folder} lacks {name}, which {INDEX} lists')
     self._files = {_current_name(name): (file, name) for name, file in files.items()}
 
@@ -85,8 +85,8 @@ class CheckpointTensors:
       'to float32, bfloat16 or float16',
     )
     require(
-      all(np.isfinite(part).all() for part in np.array_split(tensor.ravel(), 1 + tensor.size // PART)),
-      f'{self.folder} has NaN or infinite numbers in {name!r}; the checkpoint is damaged',
+      all(is_finite(part) for part in np.array_split(tensor.ravel(), 1 + tensor.size // PART)),
+      f'{self.folder} has numbers in {name!r} that are NaN or infinite in float32; it is damaged',
     )
     return tensor
 
@@ -125,6 +125,12 @@ class CheckpointTensors:
     if tensor.shape != values.shape or not np.abs(tensor.astype(np.float32) - values).max() <= tolerance:
       raise ValueError(f"{self.folder}: the tensor {name!r} differs from its family's constant")
     del self._files[name]
+
+
+def is_finite(numbers: np.ndarray) -> bool:
+  """Whether all are finite in float32, the widest type of a parameter."""
+  with np.errstate(over='ignore'):
+    return bool(np.isfinite(numbers.astype(np.float32, copy=False)).all())
 
 
 def _open_tensors(file: pathlib.Path):

@@ -215,8 +215,13 @@ def is_empty(mask: Mask, length: int) -> bool:
 
 
 def density(mask: Mask, queries: int, keys: int | None = None) -> float:
-  """The fraction of visible pairs in `table`, counted a few rows at a time."""
+  """The fraction of visible pairs in `table`, counted by distance, or else a few rows at a time."""
   keys = queries if keys is None else keys
+  if mask.relative and not mask.required_fields:
+    distances = np.arange(1 - keys, queries)
+    visible = np.broadcast_to(mask(np.maximum(distances, 0), np.maximum(-distances, 0)), distances.shape)
+    pairs = np.minimum(queries, keys + distances) - np.maximum(0, distances)  # of each distance
+    return int(pairs[visible].sum()) / (queries * keys)
   rows = max(1, 2**24 // keys)
   return sum(
     int(table(mask, min(start + rows, queries), keys, start).sum()) for start in range(0, queries, rows)

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from flax import struct
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from tfm.errors import require
 from tfm.parallel import mesh as meshes
 from tfm.parallel.mesh_request import DivisibilityConstraint, MeshRequest
 from tfm.shapes import Array, PyTree
@@ -149,6 +150,10 @@ def parse_rules(rules: Mapping[str, str]) -> Rules:
   for name in rules:
     if name not in AXES:
       raise ValueError(f'rules.{name} is not a logical axis; use one of {", ".join(AXES)}')
+    axes = rules[name].split()
+    require(
+      len({*axes}) == len(axes), f'rules.{name}={rules[name]!r} has an axis of the mesh twice; leave one out'
+    )
   return tuple((name, tuple(rules[name].split())) for name in AXES if name in rules)
 
 

@@ -1,10 +1,12 @@
 """The model that a server continues texts with."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
+import jax
 import numpy as np
 
 from tfm.decoding import loop
@@ -13,12 +15,14 @@ from tfm.decoding.unroll_layers import unroll_layers
 from tfm.errors import require
 from tfm.hf import text_length
 from tfm.hf.loaded_model import LoadedModel
+from tfm.models import memory
 from tfm.parallel import sharding
 from tfm.serving import chat_template
-from tfm.serving.engine import Engine
+from tfm.serving.engine import Engine, allocate_state
 from tfm.serving.engine import Sequence as EngineSequence
 from tfm.serving.requests import Message, require_text
 from tfm.shapes import Int
+from tfm.spec import MAX_SIZE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,10 +102,16 @@ def serve_model(
   for limit_of, limit in loop.list_position_limits(run.model.positions):
     require(longest <= limit, f'--length={longest} exceeds the {limit} positions of {limit_of}; use fewer')
   require(longest >= 2, f'--length={longest} must be at least 2')
-  require(rows >= 1, f'--rows={rows} must be at least 1')
+  require(1 <= rows <= MAX_SIZE, f'--rows={rows} must be at least 1 and at most {MAX_SIZE:,}')
   loaded_template = template and chat_template.load_template(template)
   with sharding.context(run.mesh, run.rules):
-    engine = Engine(*unroll_layers(run.model, run.params), rows, longest, run.tokenizer.eos_id)
+    model, params = unroll_layers(run.model, run.params)
+    state = jax.eval_shape(functools.partial(allocate_state, model, rows, longest))
+    memory.require_capacity(
+      {f'caches of {rows:,} rows of {longest:,} tokens': memory.total_bytes(state)},
+      'use a smaller --rows or --length',
+    )
+    engine = Engine(model, params, rows, longest, run.tokenizer.eos_id)
     warm_up(engine, np.full(min(sum(loop.PREFILL_WIDTHS) + 1, longest), run.tokenizer.eos_id, np.int32))
   return ServedModel(name, run, engine, loaded_template)
 
