@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import importlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -10,11 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
+from tfm import spec
 from tfm.errors import suggest
 from tfm.kernels import _block_plan, _blockwise
 from tfm.kernels._block_plan import BlockGrid, BlockSizes, VisitPlan
 from tfm.kernels._flash_steps import FlashSteps
-from tfm.kernels.flash import Flash
 from tfm.kernels.protocol import Kernel
 from tfm.parallel.sequence_parallelism import manual_axes, sequence_shards
 from tfm.parallel.sharded_attention import batch_and_head_axes
@@ -70,12 +71,16 @@ class Ring(BlockSizes, Kernel):
     if self.step == 'flash' and self.queries != self.keys:
       raise ValueError(f"step='flash' needs blocks of one size, not queries={self.queries}, keys={self.keys}")
     if self.step == 'flash':
-      Flash(self.keys)
+      self.flash()  # raises for a block that it does not support
     elif self.interpret:
       raise ValueError(f"interpret=True is for step='flash', not for step={self.step!r}; leave it out")
 
+  def flash(self) -> Kernel:
+    """The kernel of a step, with the same blocks."""
+    return spec.build(f'flash({self.keys}, {self.interpret})', importlib.import_module('tfm.kernels'), Kernel)
+
   def unavailable_reason(self, platform):
-    return Flash(self.keys, self.interpret).unavailable_reason(platform) if self.step == 'flash' else None
+    return self.flash().unavailable_reason(platform) if self.step == 'flash' else None
 
   def unsupported_reason(self, q, k, v, inputs):
     axes, n = sequence_shards()
@@ -94,7 +99,7 @@ class Ring(BlockSizes, Kernel):
         f'its {n} devices need rows of {2 * n * self.keys} tokens or more, two blocks of {self.keys} each'
       )
     one = (jax.ShapeDtypeStruct((len(x), x.shape[1] // n, *x.shape[2:]), x.dtype) for x in (q, k, v))
-    return Flash(self.keys, self.interpret).unsupported_reason(*one, inputs)
+    return self.flash().unsupported_reason(*one, inputs)
 
   def unpreferred_reason(self, q, k, v, inputs, platform):
     return None if sequence_shards()[0] else 'no mesh axis shards rows'
@@ -102,7 +107,7 @@ class Ring(BlockSizes, Kernel):
   def attend(self, q, k, v, inputs):
     axes, n = sequence_shards()
     if not axes and self.step == 'flash':
-      return Flash(self.keys, self.interpret).attend(q, k, v, inputs)
+      return self.flash().attend(q, k, v, inputs)
     sizes = RingSizes(q.shape[1], k.shape[1], n, self.queries, self.keys)
     plan = RingPlan.best(inputs.mask, inputs.layout, sizes)
     axis = axes[0] if axes else None
