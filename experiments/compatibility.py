@@ -4,10 +4,9 @@ Question:  Which compatibility function is best, and why is the dot product divi
 Source:    Bahdanau et al. 2015 (additive); Luong et al. 2015 (dot, general: here bilinear); Vaswani et al.
            2017, §3.2.1 and its footnote 4 (scaled dot); Henry et al. 2020 (cosine).
 Command:   tfm ablate experiments/compatibility.py --workdir=runs/compatibility
-Cost:      not measured with tuned rates; at one rate and 10 seeds 0:49 h on 2 CPU cores (x86_64), beside
-           other work.
-Expected:  (of runs at one rate) without 1/√d a dot product loses 0.06, 0.23 and 0.34 nats at head widths 8,
-           32 and 128; bilinear scores lose as much or more; additive scores lose 0 to 0.08.
+Cost:      0:31 h on 2 CPU cores (x86_64), beside other work.
+Expected:  without 1/√d a dot product loses 0.10, 0.25 and 0.34 nats at head widths 8, 32 and 128; bilinear
+           scores lose 0.26 and 0.39 at 32 and 128, additive ones 0.09; cosine is undecided.
 """
 
 from ml_collections import ConfigDict
