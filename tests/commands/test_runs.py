@@ -69,14 +69,34 @@ def test_a_run_that_a_process_trains_is_running(folder):
   assert summary.summarize_run(folder / 'trained').state == 'finished'
 
 
-def test_an_unreadable_run_is_named_and_left_out(tmp_path, tiny):
+DAMAGES = {  # file, its content, and what is said of it
+  'bad': ('metrics.jsonl', '{"stup": 1}\n', ':1 is not a row'),
+  'no split': ('metrics.jsonl', '{"step": 1}\n', ':1 is not a row of metrics (split is missing)'),
+  'cut': ('config.json', '{"model": {"layers"', ' cannot be read as the config of a run'),
+  'foreign': ('config.json', '{"model_type": "bert"}', ' is not the config of a run'),
+  'rule': ('config.json', '{"training": {"steps": 6, "stop_when": 3}}', ' cannot be read as the config'),
+}
+
+
+def test_unreadable_runs_are_named_and_left_out(tmp_path, tiny):
   write_run(tmp_path / 'good', tiny(), [])
-  (write_run(tmp_path / 'bad', tiny(), []) / 'metrics.jsonl').write_text('{"stup": 1}\n')
-  (write_run(tmp_path / 'foreign', tiny(), []) / 'config.json').write_text('{"model_type": "bert"}')
+  for name, (file, content, _) in DAMAGES.items():
+    (write_run(tmp_path / name, tiny(), []) / file).write_text(content)
+  for flags in ([], ['--json']):
+    status, out, err = tfm('runs', tmp_path, *flags)
+    assert status == 0 and out.count('stopped') == 1 and 'good' in out
+    assert len(err.splitlines()) == len(DAMAGES)
+    for name, (file, _, sentence) in DAMAGES.items():
+      assert f'left out: {tmp_path}/{name}/{file}{sentence}' in err
+
+
+def test_a_file_that_the_system_does_not_read_is_named(tmp_path, tiny):
+  path = write_run(tmp_path / 'run', tiny(), []) / 'metrics.jsonl'
+  path.unlink()
+  path.mkdir()
   status, out, err = tfm('runs', tmp_path)
-  assert status == 0 and 'good' in out and 'bad' not in out and 'foreign' not in out
-  assert f'left out: {tmp_path}/bad/metrics.jsonl:1 is not a row' in err
-  assert f'left out: {tmp_path}/foreign/config.json is not the config of a run' in err
+  assert status == 2 and not out and f"Is a directory: '{path}'" in err
+  assert err.endswith(f'tfm runs: no run in {tmp_path} can be read\n')
 
 
 @pytest.mark.parametrize(

@@ -58,12 +58,12 @@ def test_metrics_beyond_the_checkpoint_are_forgotten(tmp_path):
 
 @pytest.mark.parametrize('line', [b'{"step": 2, "spl\n', b'\xff\xfe\n', b'3\n', b'{"stup": 2}\n', b'\n'])
 def test_a_broken_line_of_metrics_is_named(tmp_path, line):
-  path = tmp_path / 'metrics.jsonl'
-  path.write_bytes(b'{"step": 1}\n' + line + b'{"step": 3}\n{"st')
+  path, row = tmp_path / 'metrics.jsonl', b'{"step": 1, "split": "train"}\n'
+  path.write_bytes(row + line + row + b'{"st')
   with pytest.raises(ValueError, match=f'{path}:2 is not a row of metrics .* delete the line'):
     metrics.read(path)
-  path.write_bytes(b'{"step": 1}\n{"st')
-  assert metrics.read(path) == [dict(step=1)]
+  path.write_bytes(row + b'{"st')
+  assert metrics.read(path) == [dict(step=1, split='train')]
 
 
 def test_evaluation_counts_every_token_once(tiny, tmp_path):

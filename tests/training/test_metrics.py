@@ -38,13 +38,39 @@ def test_curves_are_the_losses_of_each_split_and_the_learning_rate(tmp_path, mon
   assert [line.get_xydata().tolist() for line in bottom.lines] == [[[1, 0.5], [2, 0.25]]]
 
 
-def test_a_damaged_row_is_named(tmp_path):
+@pytest.mark.parametrize(
+  'row, reason',
+  [
+    ('3', 'it is a int, not an object'),
+    ('{"split": "train"}', 'step is missing'),
+    ('{"step": 1}', 'split is missing'),
+    ('{"step": "x", "split": "train"}', "step='x' must be of type int"),
+    ('{"step": null, "split": "train"}', 'step=None must be of type int'),
+    ('{"step": -1, "split": "train"}', 'step=-1 must be at least 0'),
+    ('{"step": 1, "split": 2}', 'split=2 must be of type str'),
+    ('{"step": 1, "split": "train", "loss": "abc"}', "loss='abc' is not a number"),
+    ('{"step": 1, "split": "train", "loss": null}', 'loss=None is not a number'),
+    ('{"step": 1, "split": "train", "loss": true}', 'loss=True is not a number'),
+    ('{"step": 1, "split": "train", "diverged": 1}', 'diverged=1 is not a text'),
+  ],
+)
+def test_a_damaged_row_is_named_with_what_is_wrong(tmp_path, row, reason):
   path = tmp_path / 'metrics.jsonl'
-  path.write_text('{"step": 1}\n{"loss": 2}\n')
-  with pytest.raises(
-    ValueError, match=r'metrics.jsonl:2 is not a row of metrics \(KeyError.*delete the line'
-  ):
-    metrics.read(path)
+  path.write_text(f'{{"step": 0, "split": "train"}}\n{row}\n')
+  for read in (metrics.read, lambda path: metrics.MetricsLog(path.parent, 1)):
+    with pytest.raises(ValueError) as refusal:
+      read(path)
+    assert f'{path}:2 is not a row of metrics ({reason}); delete the line' in str(refusal.value)
+
+
+def test_what_is_written_can_be_read(tmp_path):
+  log = metrics.MetricsLog(tmp_path, 0)
+  rows = [
+    log.write(0, 'train', dict(loss=float('inf'), memory_bytes=2**31, batch='3f2a')),
+    log.write(1, 'validation', dict(diverged='validation loss is nan at step 1')),
+  ]
+  log.close()
+  assert metrics.read(tmp_path / 'metrics.jsonl') == rows
 
 
 def test_sinks_know_the_run(tmp_path):

@@ -36,7 +36,12 @@ def main(args: argparse.Namespace) -> None:
   runs, unreadable = summarize_runs(folder)
   for sentence in unreadable:
     print_status(sentence)
-  require(bool(runs), f'{folder} holds no run; tfm train --workdir={folder}/NAME makes one')
+  require(
+    bool(runs),
+    f'no run in {folder} can be read'
+    if unreadable
+    else f'{folder} holds no run; tfm train --workdir={folder}/NAME makes one',
+  )
   rich_table = new_table('', 'run', 'state', '>step', '>best loss', '>at step', 'differs in')
   for run, changes in zip(runs, list_changes(runs)):
     name = str(run.workdir.relative_to(folder)) if run.workdir != folder else str(folder)

@@ -9,7 +9,7 @@ from typing import Any
 
 from tfm.config.difference import is_free
 from tfm.config.schema import leaves
-from tfm.errors import read_json_object, require
+from tfm.errors import parsing, read_json_object, require
 from tfm.runs.lock import is_locked
 from tfm.training import metrics
 from tfm.training.stop_rule import parse_stop_rule
@@ -77,19 +77,22 @@ def summarize_run(workdir: pathlib.Path) -> RunSummary:
     ValueError: if the folder is not that of a run, or a file in it cannot be read.
   """
   require(is_run(workdir), f'{workdir} holds no run; tfm runs DIR lists those in a folder')
-  fields = dict(leaves(read_json_object(workdir / 'config.json', 'the config of a run')))
+  path, kind = workdir / 'config.json', 'the config of a run'
+  fields = dict(leaves(read_json_object(path, kind)))
   steps = fields.get('training.steps')
-  require(isinstance(steps, int), f'{workdir / "config.json"} is not the config of a run')
+  require(isinstance(steps, int), f'{path} is not {kind}')
   rows = metrics.read(workdir / 'metrics.jsonl')
   step = rows[-1]['step'] if rows else 0
   validations = metrics.read_validations(workdir, step)
   losses = [(row['loss'], row['step']) for row in validations if 'loss' in row]
+  with parsing(path, kind):
+    is_ended = parse_stop_rule(fields.get('training.stop_when', 'never'))(validations)
   best, reason = min(losses, default=None), rows[-1].get('diverged', '') if rows else ''
   if is_locked(workdir):
     state = 'running'
   elif reason:
     state = 'diverged'
-  elif step >= steps or parse_stop_rule(fields.get('training.stop_when', 'never'))(validations):
+  elif step >= steps or is_ended:
     state = 'finished'
   else:
     state = 'imported' if (workdir / 'checkpoints' / '0').is_dir() else 'stopped'
@@ -107,7 +110,7 @@ def summarize_runs(folder: pathlib.Path) -> tuple[list[RunSummary], list[str]]:
   for workdir in find_run_dirs(folder):
     try:
       runs.append(summarize_run(workdir))
-    except ValueError as error:
+    except (ValueError, OSError) as error:
       unreadable.append(f'left out: {error}')
   return runs, unreadable
 

@@ -3,11 +3,18 @@
 import json
 import pathlib
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from tfm.errors import MissingExtra, importing_extra, parse_json, writing
+from tfm.errors import MissingExtra, importing_extra, parse_json, require, writing
+from tfm.spec import NonNegativeInt, shorten, unsuitable_reason
 from tfm.training.atomic_files import write_atomically
 from tfm.training.progress_line import print_status
 from tfm.training.sinks.protocol import LoggedRun, Sink
+
+
+# The fields of a row that are texts: the hash of the batch of a step, and why a run diverged. Metrics are
+# numbers, also infinite and undefined ones.
+TEXTS = 'split', 'batch', 'diverged'
 
 
 class MetricsLog:
@@ -34,7 +41,7 @@ class MetricsLog:
     self._writers = {sink: sink.open(logged) for sink in sinks}
 
   def write(self, step: int, split: str, values: dict[str, float | str]) -> dict[str, float | str | int]:
-    """One line, which is returned: step, split and the values by name."""
+    """One line, which is returned: step, split and the values by name, which are texts only for `TEXTS`."""
     row = dict(step=step, split=split, **values)
     with writing(self.path, 'free some space and run the command again'):
       self.file.write(json.dumps(row) + '\n')
@@ -101,13 +108,25 @@ def parse_rows(path: pathlib.Path, content: bytes, first: int = 1) -> list[dict]
     if line.endswith(b'\n'):
       try:
         rows.append(parse_json(line))
-        rows[-1]['step']  # every row must have one
-      except (ValueError, KeyError, TypeError) as error:
+        check_row(rows[-1])
+      except ValueError as error:
         raise ValueError(
-          f'{path}:{number} is not a row of metrics ({type(error).__name__}: {error}); delete the line, '
-          'which the run does not need'
+          f'{path}:{number} is not a row of metrics ({error}); delete the line, which the run does not need'
         ) from error
   return rows
+
+
+def check_row(row: Any) -> None:
+  """Raises ValueError for what is not a row as `MetricsLog.write` writes it, naming the field."""
+  require(isinstance(row, dict), f'it is a {type(row).__name__}, not an object')
+  for name, kind in (('step', NonNegativeInt), ('split', str)):
+    require(name in row, f'{name} is missing')
+    reason = unsuitable_reason(row[name], kind)
+    require(not reason, f'{name}={shorten(row[name])} {reason}')
+  for name, value in row.items():
+    kind, noun = (str, 'text') if name in TEXTS else (int | float, 'number')
+    if not isinstance(value, kind) or isinstance(value, bool):
+      raise ValueError(f'{name}={shorten(value)} is not a {noun}')
 
 
 def draw_curves(path: pathlib.Path) -> pathlib.Path:
