@@ -31,7 +31,8 @@ def find_runs(folder: pathlib.Path) -> list[pathlib.Path]:
   runs = []
   # In the order of the study, its base first.
   for _, arm in sorted(arms, key=lambda pair: [*order, pair[0]['name']].index(pair[0]['name'])):
-    seeds = sorted(arm.glob('seed*'), key=lambda seed: int(seed.name.removeprefix('seed')))
+    seeds = [seed for seed in arm.glob('seed*') if seed.name.removeprefix('seed').isdecimal()]
+    seeds.sort(key=lambda seed: int(seed.name.removeprefix('seed')))
     runs += [seed for seed in seeds if find_divergence(seed) or (seed / 'checkpoints').is_dir()]
   return runs or [folder]
 

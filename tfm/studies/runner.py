@@ -18,7 +18,7 @@ from tfm.config.overlay import complete
 from tfm.config.resolve import resolve_config
 from tfm.config.schema import leaves
 from tfm.config.validate import validate_ensemble
-from tfm.errors import read_json_object, require, suggest
+from tfm.errors import parsing, require, suggest
 from tfm.runs import load
 from tfm.runs.lock import lock_free_folders
 from tfm.runs.run_dir import RunDir
@@ -159,19 +159,20 @@ def measure_step_seconds(
     ValueError: if a stored time belongs to another config.
   """
   base, times = arms[study.base].config, {}
-  paths = {name: store.arm_dir(workdir, name) / 'time.json' for name in arms if name != study.base}
-  for name, path in paths.items():
-    if path.exists():
-      times[name] = read_json_object(path, 'the time of an arm')
+  folders = {name: store.arm_dir(workdir, name) for name in arms if name != study.base}
+  for name, folder in folders.items():
+    if time_of_arm := store.read_time(folder):
+      times[name], path = time_of_arm, folder / 'time.json'
       for field, config in (('base', base), ('config', arms[name].config)):
-        old = resolve_config(complete(times[name][field]))
+        with parsing(path, 'the time of an arm'):
+          old = resolve_config(complete(time_of_arm[field]))
         old.training.steps = config.training.steps
         lines = list_differences(old.to_dict(), config.to_dict())
         require(
           not lines,
           f'{path} holds the time of another config: {"; ".join(lines)}; set it back or use a new --workdir',
         )
-  missing = {name: arms[name] for name in paths if name not in times}
+  missing = {name: arms[name] for name in folders if name not in times}
   measured = estimate.measure_steps_in_turns(arms[study.base], missing, study.seeds) if missing else {}
   for name, (seconds, base_seconds) in measured.items():
     times[name] = dict(
@@ -182,7 +183,7 @@ def measure_step_seconds(
       base=base.to_dict(),
     )
     if save:
-      times[name] = store.write_once(paths[name], times[name])
+      times[name] = store.write_time(folders[name], times[name])
   # Only the ratio to the base counts: other load on the machine slows both.
   unit = next(iter(times.values()))['base_seconds'] if times else 1.0
   return {study.base: unit} | {

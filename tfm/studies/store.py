@@ -20,7 +20,8 @@ import traceback
 from collections.abc import Mapping
 from typing import Any
 
-from tfm.errors import parse_json, read_json_object
+from tfm.errors import parse_json, parsing, read_json_object
+from tfm.studies.records import ArmRecord, Measured, StepTime, check_type
 from tfm.studies.study import folder_name
 from tfm.training import metrics
 from tfm.training.atomic_files import write_atomically
@@ -31,9 +32,13 @@ def arm_dir(workdir: pathlib.Path, name: str) -> pathlib.Path:
   return workdir / 'arms' / folder_name(name)
 
 
-def read_arm(folder: pathlib.Path) -> dict[str, Any]:
-  """The content of an arm's arm.json; empty without the file."""
-  return _read_json(folder / 'arm.json')
+def read_arm(folder: pathlib.Path) -> ArmRecord:
+  """The content of an arm's arm.json; empty without the file.
+
+  Raises:
+    FileError: if it is not what `ArmRecord` says.
+  """
+  return _read_json(folder / 'arm.json', ArmRecord, 'the record of an arm')
 
 
 def write_arm(folder: pathlib.Path, record: Mapping[str, Any]) -> None:
@@ -41,14 +46,33 @@ def write_arm(folder: pathlib.Path, record: Mapping[str, Any]) -> None:
   _write_json(folder / 'arm.json', record)
 
 
-def read_measured(run_dir: pathlib.Path) -> dict[str, list[dict[str, Any]]]:
-  """The values of the measures of a run, by the measure's spec; empty if nothing was measured."""
-  return _read_json(run_dir / 'measured.json')
+def read_measured(run_dir: pathlib.Path) -> Measured:
+  """The values of the measures of a run, by the measure's spec; empty if nothing was measured.
+
+  Raises:
+    FileError: if the file holds something else.
+  """
+  return _read_json(run_dir / 'measured.json', Measured, 'the values of measures')
 
 
 def write_measured(run_dir: pathlib.Path, measured: Mapping[str, Any]) -> None:
   """Writes the values of the measures of a run."""
   _write_json(run_dir / 'measured.json', measured)
+
+
+def read_time(folder: pathlib.Path) -> StepTime | None:
+  """The content of an arm's time.json; None without the file.
+
+  Raises:
+    FileError: if it is not what `StepTime` says.
+  """
+  return _read_json(folder / 'time.json', StepTime, 'the time of an arm') or None
+
+
+def write_time(folder: pathlib.Path, time: StepTime) -> StepTime:
+  """Writes an arm's time.json unless another process has written it before; returns what the file holds."""
+  _write_once(folder / 'time.json', time)
+  return read_time(folder)
 
 
 def write_traceback(folder: pathlib.Path) -> pathlib.Path:
@@ -107,22 +131,26 @@ def elapsed_seconds(folder: pathlib.Path) -> float:
     with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):  # skip unreadable files
       seconds += sum(parse_json(text)['seconds'].values())
   record = read_arm(folder)
-  return max(record.get('seconds', 0.0), seconds / len(record.get('together', [folder])))
+  return max(record.get('seconds', 0.0), seconds / len(record.get('together') or [folder]))
 
 
-def write_once(path: pathlib.Path, content: Mapping[str, Any]) -> dict[str, Any]:
-  """Writes a JSON file unless another process has written it before; returns what the file holds."""
+def _write_once(path: pathlib.Path, content: Mapping[str, Any]) -> None:
   path.parent.mkdir(parents=True, exist_ok=True)
   part = path.with_name(f'{path.name}.{os.getpid()}')
   part.write_text(json.dumps(content, indent=2), encoding='utf-8')
   with contextlib.suppress(FileExistsError):
     os.link(part, path)  # atomic, and fails if the file exists
   part.unlink()
-  return read_json_object(path)
 
 
-def _read_json(path: pathlib.Path) -> dict[str, Any]:
-  return read_json_object(path) if path.exists() else {}
+def _read_json(path: pathlib.Path, kind: Any, description: str) -> dict[str, Any]:
+  """The content of a file, of a type of tfm/studies/records.py; empty without the file."""
+  if not path.exists():
+    return {}
+  content = read_json_object(path, description)
+  with parsing(path, description):
+    check_type(content, kind)
+  return content
 
 
 def _write_json(path: pathlib.Path, content: Mapping[str, Any]) -> None:
