@@ -3,7 +3,7 @@
 import pytest
 from ml_collections import ConfigDict
 
-from tfm.studies.study import Study, compare_within, load_study, product
+from tfm.studies.study import Study, compare_within, load_study, product, select_arms
 
 
 ARMS = {'rope': {'model.position': 'rope'}, 'alibi': {'model.position': 'alibi'}}
@@ -87,6 +87,23 @@ def test_invalid_scales_are_rejected(fields, sentence):
   [
     (dict(base='rop'), "base='rop' is not an arm; known: rope, alibi; did you mean 'rope'?"),
     (dict(seeds=0), 'seeds=0 must be at least 1'),
+    (dict(seeds=2_000_000_000), 'seeds=2000000000 must be at least 1 and at most 10,000'),
+    (dict(config=3), 'config=3 must be of type dict'),
+    (dict(arms=3), 'arms=3 must be of type dict'),
+    (dict(against=3), 'against=3 must be of type dict'),
+    (dict(arms={'rope': {}, 3: {}}), 'the name 3 of an arm must be of type str'),
+    (dict(arms={'rope': {}, 'b': None}), "arms['b']=None must be of type dict"),
+    (dict(arms={'rope': {}, 'b': 3}), "arms['b']=3 must be of type dict"),
+    (dict(arms={'rope': {}, 'b': {3: 4}}), "arms['b'] changes 3; use the path of a config field"),
+    (
+      dict(arms={'rope': {}, 'b': {'seed': 1}}),
+      "the arm 'b' sets seed=1, and every arm trains with each seed",
+    ),
+    (dict(arms={'rope': {}, '.': {}}), "the arm '.' has no folder of its own in arms/"),
+    (dict(arms={'rope': {}, '/..': {}}), "the arm '/..' has no folder of its own in arms/"),
+    (dict(higher_is_better=True), "metric='loss' is better if lower; remove higher_is_better"),
+    (dict(higher_is_better=True, metric='test_bits_per_byte'), 'is better if lower'),
+    (dict(higher_is_better=True, metric='loss/law'), 'is better if lower'),
     (dict(match='params'), "match='params' is unknown; known: parameters, flops, tokens, time"),
     (
       dict(match='time'),
@@ -143,6 +160,18 @@ def test_invalid_input_is_rejected(fields, sentence):
   with pytest.raises(ValueError) as refusal:
     study(**fields)
   assert sentence in str(refusal.value) and '\n' not in str(refusal.value)
+
+
+def test_metrics_of_tasks_may_be_better_if_higher():
+  for metric in ('accuracy', 'prefix_matching', 'valid_symbols'):
+    assert study(metric=metric, higher_is_better=True).higher_is_better
+
+
+def test_arms_are_selected_by_name():
+  assert select_arms(ARMS, None) == ARMS and [*select_arms(ARMS, ['alibi'])] == ['alibi']
+  for names, sentence in (('', '--arms= names no arm; remove the flag'), (['alibi', ''], "has no arm ''")):
+    with pytest.raises(ValueError, match=sentence):
+      select_arms(ARMS, names)
 
 
 def test_the_cost_of_selecting_rates():

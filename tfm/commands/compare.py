@@ -18,6 +18,7 @@ from tfm.config.schema import leaves
 from tfm.errors import require, suggest
 from tfm.spec import PositiveFloat, unsuitable_reason
 from tfm.studies import finished_runs
+from tfm.studies.study import check_direction
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,6 +46,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def validate(args: argparse.Namespace) -> None:
   reason = unsuitable_reason(args.equal_within, PositiveFloat | None)
   require(not reason, f'--equal_within={args.equal_within} {reason}')
+  check_direction(args.metric, args.higher_is_better)
   args.folders = [folder for text in args.runs for folder in finished_runs.find_runs(pathlib.Path(text))]
   metrics = finished_runs.list_metrics(args.folders)
   require(

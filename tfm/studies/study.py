@@ -16,13 +16,16 @@ from tfm.config.library import EXPERIMENTS, find_file, load_function
 from tfm.config.overlay import assign, complete, locate
 from tfm.config.schema import validate_fields
 from tfm.errors import prefixing, require, suggest
-from tfm.spec import PositiveFloat, PositiveInt, Size, require_variants, shorten, unsuitable_reason
+from tfm.spec import PositiveFloat, Size, require_variants, shorten, unsuitable_reason
 from tfm.studies.cost_matching import QUANTITIES
 
 
 Changes = Mapping[str, Any]
 
 JOIN = ' + '  # between the parts of an arm's name
+MAX_SEEDS = 10_000  # far more than decide anything
+# Metrics that are better if lower, also of a split or of one source of a mixture: test_loss, loss/law.
+LOSS = re.compile(r'(\w+_)?(loss|perplexity|bits_per_byte)(/.*)?')
 STEPS, RATE, WIDTH = 'training.steps', 'optimizer.learning_rate', 'model.feed_forward_width'
 
 
@@ -68,7 +71,7 @@ class Study:
   arms: Mapping[str, Changes]
   base: str
   against: Mapping[str, str] = dataclasses.field(default_factory=dict)
-  seeds: PositiveInt = 3
+  seeds: Annotated[int, Interval(ge=1, le=MAX_SEEDS)] = 3
   match: str | None = None
   matched_field: str | None = None
   multiple: Size = 8
@@ -87,6 +90,15 @@ class Study:
     for field in dataclasses.fields(self):
       value = getattr(self, field.name)
       require(not (reason := unsuitable_reason(value, field.type)), f'{field.name}={shorten(value)} {reason}')
+    for name in ('config', 'arms', 'against'):
+      require_mapping(getattr(self, name), name)
+    for name, changes in self.arms.items():
+      require(isinstance(name, str), f'the name {shorten(name)} of an arm must be of type str')
+      require_mapping(changes, f'arms[{name!r}]')
+      for path in changes:
+        require(
+          isinstance(path, str), f'arms[{name!r}] changes {shorten(path)}; use the path of a config field'
+        )
     if self.match and self.matched_field is None:
       object.__setattr__(self, 'matched_field', WIDTH)
     self._check_comparisons()
@@ -95,6 +107,7 @@ class Study:
     self._check_rates()
     self._check_scales()
     self._check_tasks()
+    check_direction(self.metric, self.higher_is_better)
     require(
       self.equal_within is None or self.solved_at is None,
       f'equal_within={self.equal_within} is a difference of the metric, and solved_at={self.solved_at} '
@@ -153,6 +166,11 @@ class Study:
     for name, changes in self.arms.items():
       if ',' in name:
         raise ValueError(f'the arm {name!r} contains a comma, which separates names in --arms; remove it')
+      if 'seed' in changes:
+        raise ValueError(
+          f'the arm {name!r} sets seed={changes["seed"]!r}, and every arm trains with each seed below '
+          f'seeds={self.seeds}; remove it, and set seeds= to the number of runs'
+        )
       if self.match and self.matched_field in changes:
         raise ValueError(
           f'the arm {name!r} sets {self.matched_field}, which match={self.match!r} changes as '
@@ -164,6 +182,10 @@ class Study:
           'remove one of them'
         )
       folder = folder_name(name)
+      if folder in ('.', '..'):
+        raise ValueError(
+          f'the arm {name!r} has no folder of its own in arms/; use a name with letters or digits'
+        )
       if (other := names.setdefault(folder, name)) != name:
         raise ValueError(
           f'the arms {other!r} and {name!r} have the same folder {folder!r}; use names that differ in '
@@ -233,6 +255,20 @@ class Study:
     return self.against.get(name, self.base) if self.scales or self.tasks else self.base
 
 
+def require_mapping(value: Any, name: str) -> None:
+  """Raises ValueError unless the value of a field is a dict or a ConfigDict."""
+  require(isinstance(value, (Mapping, ConfigDict)), f'{name}={shorten(value)} must be of type dict')
+
+
+def check_direction(metric: str, higher_is_better: bool) -> None:
+  """Raises ValueError for a loss that is to be better if higher."""
+  require(
+    not (higher_is_better and LOSS.fullmatch(metric)),
+    f'higher_is_better=True, and metric={metric!r} is better if lower; remove higher_is_better, or use '
+    'another metric',
+  )
+
+
 def split_last(name: str) -> tuple[str, str]:
   """'rope + 64' → ('rope', '64'): an arm's name without its value on the last axis of `product`, and that."""
   series, _, last = name.rpartition(JOIN)
@@ -282,15 +318,20 @@ def prefix_errors(arm: str) -> contextlib.AbstractContextManager[None]:
 
 
 def select_arms(arms: Mapping[str, Any], names: Sequence[str] | None) -> dict[str, Any]:
-  """The arms with these names; all if there are none.
+  """The arms with these names; all for None.
 
   Raises:
-    ValueError: for an unknown name.
+    ValueError: for an unknown name, or no name.
   """
-  for name in names or ():
+  if names is None:
+    return dict(arms)
+  require(
+    len(names) > 0, f'--arms= names no arm; remove the flag to train all, or use some of {", ".join(arms)}'
+  )
+  for name in names:
     if name not in arms:
       raise ValueError(f'--arms: the study has no arm {name!r}; {suggest(name, arms)}')
-  return {name: arm for name, arm in arms.items() if not names or name in names}
+  return {name: arm for name, arm in arms.items() if name in names}
 
 
 def change_config(base: ConfigDict, changes: Changes) -> ConfigDict:
