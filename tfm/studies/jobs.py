@@ -1,6 +1,7 @@
 """How a study uses machines: its CPU cores as devices, slices of its arms, and several processes."""
 
 import contextlib
+import itertools
 import os
 import pathlib
 import signal
@@ -57,6 +58,9 @@ def slice_arms(arms: dict[str, Arm], text: str | None) -> dict[str, Arm]:
 def run_jobs(words: Sequence[str], jobs: int, workdir: pathlib.Path) -> list[int]:
   """Runs a command in several processes, each with a slice of the arms; their output goes to DIR/jobs.
 
+  Args:
+    words: the command, with its flag --jobs.
+
   Returns:
     The numbers of the processes that failed.
 
@@ -67,6 +71,12 @@ def run_jobs(words: Sequence[str], jobs: int, workdir: pathlib.Path) -> list[int
   folder.mkdir(parents=True, exist_ok=True)
   print_status(f'{jobs} processes; their output: {folder}/0.txt …')
   processes, environment = [], dict(os.environ)
+  # A flag is given once.
+  own = [
+    word
+    for before, word in itertools.pairwise(['', *words])
+    if '--jobs' not in (before, word) and not word.startswith('--jobs=')
+  ]
   if jax.config.jax_num_cpu_devices > 0:
     environment['JAX_NUM_CPU_DEVICES'] = str(max(1, jax.config.jax_num_cpu_devices // jobs))
   before = signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -75,7 +85,7 @@ def run_jobs(words: Sequence[str], jobs: int, workdir: pathlib.Path) -> list[int
       with (folder / f'{i}.txt').open('w', encoding='utf-8') as file:
         processes.append(
           subprocess.Popen(
-            [sys.executable, '-m', 'tfm', *words, '--jobs=1', f'--slice={i}/{jobs}'],
+            [sys.executable, '-m', 'tfm', *own, f'--slice={i}/{jobs}'],
             stdout=file,
             stderr=file,
             env=environment,
