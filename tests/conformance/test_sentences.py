@@ -7,6 +7,7 @@ import pytest
 
 from tfm.conformance import biases, sentences
 from tfm.masks.protocol import Mask
+from tfm.positions.alibi import Alibi
 
 
 def test_a_leak_is_named():
@@ -68,3 +69,14 @@ def test_a_bias_whose_parameters_are_hidden_in_a_closure_is_named(monkeypatch):
     AssertionError, match=r'^window: bias returns a value of type function; return jax.tree_util.Partial\('
   ):
     biases.make_bias('window')
+
+
+def test_a_bias_that_depends_on_more_than_the_distance_is_named(monkeypatch):
+  """Falcon's products of slopes and positions are rounded, each by itself."""
+  monkeypatch.setattr(Alibi, 'has_relative_bias', True)
+  biases.find_bias_fault.cache_clear()
+  assert not biases.find_bias_fault('alibi')
+  assert biases.find_bias_fault('alibi(rounded=True)').startswith(
+    'alibi(rounded=True): the bias 301 positions further on, at the same distances, is another one'
+  )
+  biases.find_bias_fault.cache_clear()
