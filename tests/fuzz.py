@@ -51,6 +51,7 @@ from tfm.errors import abridge, read_json_object
 from tfm.hf import export
 from tfm.hf.tensor_files import save_tensors
 from tfm.runs import load
+from tfm.studies import store
 from tfm.studies.study import load_study
 from tfm.training import checkpoint, metrics
 
@@ -153,10 +154,18 @@ def write_files(folder: pathlib.Path) -> dict[str, tuple[pathlib.Path, Callable]
   (folder / 'config.py').write_text('def get_config(arg):\n  return dict(seed=3, data=dict(length=16))\n')
   (folder / 'study.py').write_text(
     'from tfm.studies.study import Study\ndef get_study(arg):\n'
-    "  return Study(question='?', config={}, arms=dict(a={}, b={'seed': 1}), base='a')\n"
+    "  return Study(question='?', config={}, arms=dict(a={}, b={'model.layers': 1}), base='a')\n"
   )
-  rows = (json.dumps(dict(step=i, loss=1.5)) + '\n' for i in range(50))
+  rows = (json.dumps(dict(step=i, split='train', loss=1.5)) + '\n' for i in range(50))
   (folder / 'metrics.jsonl').write_text(''.join(rows))
+  made = dict(machine='2 cores', versions='jax', date='2026-11-27')
+  rates = dict(rungs={}, diverged={'0.1': 'NaN'}, reached={'0.01': 1.5})
+  arm = dict(
+    name='a', error=None, unmeasured={}, made=[made], rates=rates, rate=0.01, diverged={}, seconds=9.5
+  )
+  (folder / 'arm.json').write_text(json.dumps(arm, indent=2))
+  value = dict(metric='score', value=0.5, x=3, why='')
+  (folder / 'measured.json').write_text(json.dumps({'induction()': [value]}, indent=2))
   (folder / 'tokenizer').mkdir()
   words = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', 'a', '##b']
   (folder / 'tokenizer/vocab.txt').write_text('\n'.join(words))
@@ -210,6 +219,8 @@ def write_files(folder: pathlib.Path) -> dict[str, tuple[pathlib.Path, Callable]
     'config': (folder / 'config.py', lambda path: resolve_config(load_config(str(path)))),
     'study': (folder / 'study.py', lambda path: load_study(str(path))),
     'metrics': (folder / 'metrics.jsonl', metrics.read),
+    'record of an arm': (folder / 'arm.json', lambda path: store.read_arm(path.parent)),
+    'values of measures': (folder / 'measured.json', lambda path: store.read_measured(path.parent)),
     'JSON': (folder / 'tokenizer/config.json', read_json_object),
     'vocabulary': (folder / 'tokenizer/vocab.txt', tokenizer),
     'config of a tokenizer': (folder / 'tokenizer/config.json', tokenizer),

@@ -141,7 +141,7 @@ def test_what_there_is_not_is_a_sentence(folder, render, sentence):
 
 
 def test_curves_have_finite_numbers_only(tmp_path, tiny):
-  values = [dict(loss=math.nan), dict(loss=1.0, note='text'), dict(loss=math.inf, tokens=3)]
+  values = [dict(loss=math.nan), dict(loss=1.0, batch='text'), dict(loss=math.inf, tokens=3)]
   run = write_run(tmp_path / 'run', tiny(), [(i, 'train', value) for i, value in enumerate(values)])
   assert read_curves(run) == {'loss': {'train': {1: 1.0}}, 'tokens': {'train': {2: 3}}}
 
