@@ -4,8 +4,8 @@
   make mutants MUTANTS='--sample=25 tfm/training/step.py'   # of some
 
 The errors are those of mutmut, without such as only change a string. Each is put into a copy of the working
-tree, where the module's own quick tests run (`TESTS`). A survivor is a hole in these tests, or it changes
-nothing that anybody could see, or other tests notice it.
+tree, where the module's own quick tests run, or slow ones if it has no others (`TESTS`). A survivor is a hole
+in these tests, or it changes nothing that anybody could see, or other tests notice it.
 """
 
 import argparse
@@ -21,6 +21,7 @@ import tempfile
 import textwrap
 from typing import NamedTuple
 
+import pytest
 from mutmut.mutation import file_mutation
 
 from tests.paths import ROOT
@@ -128,6 +129,9 @@ def is_noticed(tree: pathlib.Path, tests: list[str]) -> bool:
   command = [sys.executable, '-m', 'pytest', '-x', '-p', 'no:cacheprovider', *tests]
   try:
     run = subprocess.run(command, cwd=tree, env=environment, capture_output=True, timeout=SECONDS)
+    if run.returncode == pytest.ExitCode.NO_TESTS_COLLECTED:  # all of them are slow
+      command += ['-m', 'not exhaustive']
+      run = subprocess.run(command, cwd=tree, env=environment, capture_output=True, timeout=SECONDS)
   except subprocess.TimeoutExpired:
     return True
   if run.returncode not in (0, 1):

@@ -65,6 +65,7 @@ def prepare(path, text):
     ('model.mixer', 'latent(rope_width=1000000000, rank=2)', 'at most 16,777,216'),
     ('model.position', 'learned(before=1000000000)', 'before=1000000000 must be'),
     ('model.pattern', '(1,)', 'has an entry that must be of type str'),
+    ('model.architecture', '', "config.model.architecture='' is unknown; known: decoder"),
   ],
 )
 def test_senseless_values_are_rejected(path, text, reason):

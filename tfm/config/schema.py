@@ -112,8 +112,11 @@ def validate_fields(config: ConfigDict) -> None:
       continue
     reason = unsuitable_reason(value, field.type)
     require(not reason, f'config.{path}={shorten(value)} {reason}')
+    if isinstance(field, Ranged):
+      continue
+    allows_empty = not isinstance(field.default, str) or not field.default  # '' may leave a field open
     for text in value if isinstance(value, (tuple, list)) else [value]:
-      if text and not isinstance(field, Ranged):
+      if text or not allows_empty:
         build_field(path, field.validate, text)
 
 
