@@ -279,6 +279,13 @@ def test_what_a_tpu_refuses():
   with jax.sharding.use_abstract_mesh(mesh):
     assert 'block=64 must be a multiple of 128' in kernel('flash(64)').unsupported_reason(*arrays(), inputs)
     assert 'takes 67,108,864 bytes' in kernel('flash').unsupported_reason(*long, inputs)
+    # 4,096 tokens are half of what a learned bias allows, of which 32 diagonals are visible.
+    table = Partial(by_distance, TABLE)
+    inputs = inputs.replace(bias=table, has_relative_bias=True)
+    for length, is_refused in ((4096, False), (8192, True)):
+      rows = [jax.ShapeDtypeStruct((1, length, heads, 128), jnp.bfloat16) for heads in (H, K, K)]
+      assert bool(kernel('flash').unsupported_reason(*rows, inputs)) == is_refused
+    assert not kernel('flash').unsupported_reason(*rows, inputs.replace(bias=Partial(jnp.add)))
 
 
 def test_requires_an_accelerator_and_a_block_of_a_power_of_two():

@@ -20,8 +20,8 @@ from tfm.shapes import Array, Float
 from tfm.spec import Size
 
 
-# The lanes of a TPU's vector registers.
-LANES = 128
+LANES = 128  # of a TPU's vector registers
+BLOCKS = 8 * 2**20  # of its memory for vectors: blocks and running sums, rounded up
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,11 +71,23 @@ class Flash(Kernel):
     if not self.interpret and mesh.current_platform() == 'tpu':
       if self.block % LANES:
         return f'on a TPU block={self.block} must be a multiple of {LANES}'
-      # Keys and values, or queries and cotangents, of a row and head, in two buffers each.
-      needed = 2 * max(q.shape[1], k.shape[1]) * (k.shape[3] + v.shape[3]) * k.dtype.itemsize
-      if needed > VMEM // 2:
-        return f'a row of one head takes {needed:,} bytes of memory for vectors, and {VMEM // 2:,} are for it'
+      needed, room = self.vector_memory(q, k, v, inputs), VMEM - BLOCKS
+      if needed > room:
+        return f'a row of one head takes {needed:,} bytes of memory for vectors, and {room:,} are for it'
     return uneven_heads_reason(q.shape[2], k.shape[2])
+
+  def vector_memory(self, q: Array, k: Array, v: Array, inputs) -> int:
+    """The bytes of what the most demanding kernel reads of one row and head on a TPU, in two buffers."""
+    (T, S), b = (q.shape[1], k.shape[1]), self.block
+    grid = BlockGrid(b, b, T, S)
+    channels = (k.shape[3] + v.shape[3]) * k.dtype.itemsize
+    needed = max(T, S) * channels  # keys and values, or queries and cotangents
+    if inputs.bias is not None:
+      needed += len(make_plan(inputs.mask, inputs.layout, grid).offsets) * b * b * 4
+    if jax.tree.leaves(inputs.bias):
+      # Its gradient reads both sides, and four numbers of each query in columns, a register's line for each.
+      needed += min(T, S) * channels + 4 * T * LANES * 4
+    return 2 * needed
 
   def attend(self, q, k, v, inputs):
     grid = BlockGrid(self.block, self.block, q.shape[1], k.shape[1])
