@@ -285,7 +285,7 @@ def parse_arguments(name: str, command, argv: Sequence[str]) -> argparse.Namespa
     help='a folder with variants of your own, such as FOLDER/positions/mine.py; may be repeated',
   )
   own, overrides = split_overrides(argv)
-  require_once(parser, own, overrides)
+  note_repeated(parser, own, overrides)
   args, rest = parser.parse_known_args(own, argparse.Namespace(words=[name, *argv]))
   rest += overrides
   require(
@@ -310,16 +310,17 @@ def parse_arguments(name: str, command, argv: Sequence[str]) -> argparse.Namespa
   return args
 
 
-def require_once(parser: argparse.ArgumentParser, own: Sequence[str], overrides: Sequence[str]) -> None:
-  """Raises ValueError for a flag or a config field that is given twice, of which one would be ignored."""
-  repeatable = {
-    name for a in parser._actions if isinstance(a, argparse._AppendAction) for name in a.option_strings
-  }
-  single = {name for a in parser._actions for name in a.option_strings} - repeatable
+def note_repeated(parser: argparse.ArgumentParser, own: Sequence[str], overrides: Sequence[str]) -> None:
+  """Prints which flags and config fields are given more than once: the last one counts, as scripts expect that
+  append to a command.
+  """
+  appending = (action for action in parser._actions if isinstance(action, argparse._AppendAction))
+  repeatable = {name for action in appending for name in action.option_strings}
+  single = {name for action in parser._actions for name in action.option_strings} - repeatable
   flags = (word.partition('=')[0] for word in own)
   names = [*(name for name in flags if name in single), *(word.partition('=')[0] for word in overrides)]
-  twice = next((name for name in names if names.count(name) > 1), '')
-  require(not twice, f'{twice} is given twice; leave one out')
+  for name in {name: None for name in names if names.count(name) > 1}:
+    print(f'note: {name} is given more than once; the last one counts', file=sys.stderr)
 
 
 def validate_flag(name: str, field: Any, value: str) -> None:
