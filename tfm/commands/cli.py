@@ -311,8 +311,8 @@ def parse_arguments(name: str, command, argv: Sequence[str]) -> argparse.Namespa
 
 
 def note_repeated(parser: argparse.ArgumentParser, own: Sequence[str], overrides: Sequence[str]) -> None:
-  """Prints which flags and config fields are given more than once: the last one counts, as scripts that append
-  to a command expect.
+  """Prints which flags and config fields are given more than once. The last one counts, which scripts that
+  append to a command rely on.
   """
   appending = (action for action in parser._actions if isinstance(action, argparse._AppendAction))
   repeatable = {name for action in appending for name in action.option_strings}

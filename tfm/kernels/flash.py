@@ -37,7 +37,8 @@ class Flash(Kernel):
 
   A kernel reads the keys and values of a whole row of one head; on a TPU they must fit into the memory for
   vectors. The compiler cannot partition Pallas kernels: on a mesh this one runs in a `shard_map`, with rows
-  and heads sharded by the rules. Not measured on a device, so that `auto` does not choose it.
+  and heads sharded by the rules. Not measured on a device, so that `auto` does not choose it. JAX 0.12 calls
+  Pallas' lowering to Triton deprecated, in favour of Mosaic's for GPUs.
 
   Attributes:
     block: the tokens of a block of queries and of keys, a power of two: at least 16 on a GPU, and a multiple
