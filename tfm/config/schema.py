@@ -160,9 +160,8 @@ def _fields() -> dict[str, Any]:
       # tfm/masks, combined with & | ~; None: causal, or full in encoders
       mask=FromSlot(placeholder(str), 'masks'),
       score=FromSlot('dot', 'scores'),  # tfm/scores: dot, additive, bilinear, cosine
-      kernel=FromSlot(
-        'auto', 'kernels'
-      ),  # tfm/kernels: auto, dense, chunked, ring, flash, cudnn, splash, tokamax
+      # tfm/kernels: auto, dense, chunked, ring, flash, cudnn, splash, tokamax
+      kernel=FromSlot('auto', 'kernels'),
       # tfm/feed_forwards: relu, gelu, swiglu, mixture_of_experts(…), none, …
       feed_forward=FromSlot('gelu', 'feed_forwards'),
       # F, of each expert; None: 4 D, or 8/3 D rounded up to a multiple of 64 if gated, or 0 for 'none'

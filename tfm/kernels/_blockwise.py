@@ -219,16 +219,22 @@ def input_gradients(
   return d_q, d_k, d_v, d_leaves
 
 
+def sink_gradient(
+  sinks: Float[Array, 'H'], log_sum_exp: Float[Array, 'B H T'], delta: Float[Array, 'B H T']
+) -> Float[Array, 'H']:
+  """The cotangent of the sinks: a sink is one more logit, with a value of zero."""
+  weights = jnp.exp(sinks.astype(jnp.float32).reshape(1, -1, 1) - log_sum_exp)
+  return -(weights * delta).sum((0, 2)).astype(sinks.dtype)
+
+
 def learned_gradients(
   inputs: Any, d_leaves: list[Array], log_sum_exp: Float[Array, 'B K G T'], delta: Float[Array, 'B K G T']
 ) -> PyTree:
   """The cotangents of (score, bias, sinks), from those of the leaves of (score, bias)."""
   d_sinks = None
   if inputs.sinks is not None:
-    # A sink is one more logit, with a value of zero.
-    sinks = inputs.sinks.astype(jnp.float32).reshape(1, *log_sum_exp.shape[1:3], 1)
-    d_sinks = -(jnp.exp(sinks - log_sum_exp) * delta).sum((0, 3)).reshape(-1)
-    d_sinks = d_sinks.astype(inputs.sinks.dtype)
+    of_heads = (x.reshape(len(x), -1, x.shape[-1]) for x in (log_sum_exp, delta))
+    d_sinks = sink_gradient(inputs.sinks, *of_heads)
   leaves, rebuild = split_float_leaves((inputs.score, inputs.bias))
   d_leaves = [d.astype(leaf.dtype) for d, leaf in zip(d_leaves, leaves)]
   return *rebuild(d_leaves, other_leaves=None), d_sinks

@@ -30,9 +30,11 @@ class FlashSteps:
   ):
     """The sums before any key is added."""
     shape = q.shape[:4]
-    sinks = jnp.asarray(-jnp.inf) if inputs.sinks is None else inputs.sinks.astype(jnp.float32)
-    sinks = jnp.broadcast_to(sinks.reshape(1, -1, 1), (1, shape[1] * shape[2], 1)).reshape(1, *shape[1:3], 1)
-    return jnp.zeros((*shape, v.shape[-1]), jnp.float32), jnp.broadcast_to(sinks, shape)
+    sums = jnp.zeros((*shape, v.shape[-1]), jnp.float32), jnp.full(shape, -jnp.inf, jnp.float32)
+    if inputs.sinks is None:
+      return sums
+    sinks = inputs.sinks.astype(jnp.float32).reshape(1, *shape[1:3], 1)
+    return sums[0], jnp.broadcast_to(sinks, shape)
 
   def add_keys(self, grid: BlockGrid, plan: VisitPlan, sums, qkv: Qkv, inputs: Any):
     """The sums after these keys; `plan` lists the key blocks that each query block visits."""

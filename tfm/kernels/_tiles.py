@@ -257,7 +257,7 @@ class Tiles:
     """The options of the platform's compiler."""
     if self.platform == 'tpu':
       return pltpu.CompilerParams(vmem_limit_bytes=VMEM)
-    return triton.CompilerParams(num_warps=8, num_stages=2) if self.platform in ('gpu', 'cuda') else None
+    return triton.CompilerParams(num_warps=8, num_stages=2) if self.platform == 'gpu' else None
 
   def scalars(self, *block) -> pl.BlockSpec:
     """A spec for numbers that are read one by one, which a TPU has a memory for."""

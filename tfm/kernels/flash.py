@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from tfm.kernels._block_plan import BlockGrid, blocks_share_document
-from tfm.kernels._blockwise import compute_delta
+from tfm.kernels._blockwise import compute_delta, sink_gradient
 from tfm.kernels._tiles import LEAST, VMEM, Operands, Tiles, make_plan, pad_channels
 from tfm.kernels.protocol import CHECKPOINT_NAME, OF_TOKENS, Kernel
 from tfm.layers.locations import Locations
@@ -167,8 +167,7 @@ def differentiable_attention(grid: BlockGrid, tiles: Tiles, layout: str, is_lear
       visits = plan.by_diagonal.with_kinds(share_document)
       d_bias = tiles.bias_gradient(visits, operands) if is_learned else jnp.zeros_like(operands.bias)
     if operands.sinks is not None:
-      # A sink is one more logit, with a value of zero.
-      d_sinks = -(jnp.exp(operands.sinks[None] - log_sum_exp) * delta).sum((0, 2), keepdims=True)[0]
+      d_sinks = sink_gradient(operands.sinks[:, 0, 0], log_sum_exp[..., 0], delta[..., 0])[:, None, None]
     gradients = zip((d_q, d_k, d_v, d_bias, d_sinks), arrays)
     return tuple(x if d is None else d.astype(x.dtype) for d, x in gradients), None
 
