@@ -10,6 +10,7 @@ import safetensors.numpy
 
 import tfm
 from tests.hf.test_export import LLAMA, build
+from tests.hf.tiny_checkpoints import write_checkpoint
 from tfm.hf import export, from_config
 
 
@@ -157,3 +158,11 @@ def test_index_files(folder, weight_map, reason):
   for content in ('[]', '{}'):
     index.write_text(content)
     assert 'its weight_map lists no tensor' in load_error(folder)
+
+
+def test_the_first_layer_with_a_window_is_whole(tmp_path):
+  folder = tmp_path / 'qwen2'
+  write_checkpoint('qwen2', folder)
+  file = folder / 'config.json'
+  file.write_text(json.dumps(json.loads(file.read_text()) | dict(max_window_layers=-np.inf)))
+  assert 'max_window_layers=-inf must be whole' in load_error(folder)

@@ -1,5 +1,6 @@
 """Qwen2 (Yang et al. 2024), and Qwen1.5 and 2.5."""
 
+from tfm.errors import require
 from tfm.hf.families import _rope_fields, llama
 from tfm.hf.families._config_fields import ConfigConstant, IgnoredFields, SupportedValues
 from tfm.hf.families._layer_patterns import window_masks
@@ -19,7 +20,8 @@ def window_fields():
   """A window in the layers from `max_window_layers` on, in those of `layer_types`, or in none."""
 
   def get_size(hf_config):
-    window = hf_config.get('sliding_window', 4096)
+    window, first = (hf_config.get(*field) for field in (('sliding_window', 4096), ('max_window_layers', 28)))
+    require(first is None or isinstance(first, int), f'config.json: max_window_layers={first} must be whole')
     return window if hf_config.get('use_sliding_window', False) else None
 
   def default_type(i, hf_config):
