@@ -239,11 +239,13 @@ def write_files(folder: pathlib.Path) -> dict[str, tuple[pathlib.Path, Callable]
   }
 
 
-def file_cases(folder: pathlib.Path, draw: random.Random, count: int) -> Iterator[tuple[str, Callable]]:
+def file_cases(folder: pathlib.Path, seed: int, count: int) -> Iterator[tuple[str, Callable]]:
   intact = {kind: (path, path.read_bytes(), read) for kind, (path, read) in write_files(folder).items()}
   for path, _, read in intact.values():
     read(path)  # all are readable as they are
   for i in range(count):
+    # One generator a case: the bytes of some files differ from run to run, and with them how much is drawn.
+    draw = random.Random(f'file {seed} {i}')
     kind = draw.choice(sorted(intact))
     path, data, read = intact[kind]
 
@@ -300,8 +302,8 @@ def main(argv: list[str] | None = None) -> int:
     each = args.cases // 5
     cases = draw.sample(list(field_cases()), args.cases - 3 * each) if args.cases else []
     cases += draw.sample(list(argument_cases()), each)
-    cases += file_cases(pathlib.Path(folder), draw, each)
-    cases += fuzz_checkpoints.cases(pathlib.Path(folder), draw, each)
+    cases += file_cases(pathlib.Path(folder), args.seed, each)
+    cases += fuzz_checkpoints.cases(pathlib.Path(folder), args.seed, each)
     for number, (name, case) in enumerate(cases, start=1):
       outcome = run(case)
       kind = outcome if outcome in ('accepted', 'rejected') else 'finding'

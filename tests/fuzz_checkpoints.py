@@ -44,8 +44,9 @@ class Silent(Exception):
   """What must be rejected was accepted, or does not give numbers."""
 
 
-def cases(folder: pathlib.Path, draw: random.Random, count: int) -> Iterator[tuple[str, Callable]]:
+def cases(folder: pathlib.Path, seed: int, count: int) -> Iterator[tuple[str, Callable]]:
   """Yields (name, case) of damaged checkpoints of some families: of all for 400 cases."""
+  draw = random.Random(f'families {seed}')
   families = draw.sample(sorted(FIELDS), min(len(FIELDS), math.ceil(count / PER_FAMILY)))
   folder = folder / 'checkpoints'
   folder.mkdir()
@@ -53,6 +54,7 @@ def cases(folder: pathlib.Path, draw: random.Random, count: int) -> Iterator[tup
     intact = folder / families[i % len(families)]
     if not intact.exists():
       write_checkpoint(intact.name, intact)
+    draw = random.Random(f'checkpoint {seed} {i}')
     damage = draw.choice(
       (change_field, change_field, change_field, rename_field, change_tensor, rename_tensor)
     )
