@@ -31,6 +31,8 @@ def prepare(path, text):
     ('optimizer.name', 'adamw(eps=-1.0)', 'eps=-1.0 must be at least 0'),
     ('optimizer.name', 'adamw(eps=1e999)', 'eps=inf must be finite'),
     ('optimizer.name', 'adamw(weight_decay=-1.0)', 'weight_decay=-1.0 must be at least 0'),
+    ('optimizer.name', 'adamw(weight_decay=1e8)', 'takes 1e+05 of each parameter away in a step'),
+    ('optimizer.name', 'adafactor(weight_decay=1.0)', 'takes 1 of each parameter away in a step'),
     ('optimizer.name', 'lion(b1=1.5)', 'b1=1.5 must be'),
     ('optimizer.name', 'sgd(momentum=-1.5)', 'momentum=-1.5 must be at least 0 and below 1'),
     ('optimizer.name', 'adafactor(min_dim_size_to_factor=-1)', 'factor=-1 must be at least 1'),

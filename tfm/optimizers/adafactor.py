@@ -27,3 +27,7 @@ class Adafactor(Optimizer):
       weight_decay_rate=self.weight_decay or None,
       weight_decay_mask=decay_mask,
     )
+
+  def decay(self, rate):
+    # Optax adds it after the learning rate.
+    return self.weight_decay

@@ -23,3 +23,6 @@ class AdamW(Optimizer):
 
   def transformation(self, rate, decay_mask):
     return optax.adamw(rate, self.b1, self.b2, self.eps, weight_decay=self.weight_decay, mask=decay_mask)
+
+  def decay(self, rate):
+    return rate * self.weight_decay

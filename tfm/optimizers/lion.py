@@ -20,3 +20,6 @@ class Lion(Optimizer):
 
   def transformation(self, rate, decay_mask):
     return optax.lion(rate, self.b1, self.b2, weight_decay=self.weight_decay, mask=decay_mask)
+
+  def decay(self, rate):
+    return rate * self.weight_decay

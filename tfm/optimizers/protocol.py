@@ -37,3 +37,7 @@ class Optimizer(abc.ABC):
       rate: the learning rate by steps done.
       decay_mask: which parameters weight decay applies to, if the optimizer has weight decay.
     """
+
+  def decay(self, rate: float) -> float:
+    """The share of a parameter that weight decay takes away in one step at a learning rate."""
+    return 0.0
