@@ -82,6 +82,14 @@ def reporting_full_disk(path: str | pathlib.Path, advice: str) -> Iterator[None]
     raise MachineFailure(f'{path} cannot be written: {FULL_DISK}; {advice}') from error
 
 
+def describe(error: Exception) -> str:
+  """The sentence of an error; one of the system names its file first."""
+  if isinstance(error, OSError) and error.filename is not None and error.strerror:
+    path = os.fsdecode(error.filename) if isinstance(error.filename, (str, bytes)) else error.filename
+    return f'{path} cannot be used: {error.strerror}; check the path and its permissions'
+  return str(error)
+
+
 @contextlib.contextmanager
 def parsing(path: str | pathlib.Path, kind: str) -> Iterator[None]:
   """The boundary to files that others wrote: whatever their parser raises becomes a `FileError`.

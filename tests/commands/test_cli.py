@@ -76,6 +76,15 @@ def test_another_broken_pipe_is_reported(capfd, monkeypatch):
   assert tfm(capfd, 'runs') == (2, '', 'tfm runs: [Errno 32] a connection\n')
 
 
+def test_an_error_of_the_system_names_its_file_first(capfd, monkeypatch):
+  def fail(folder):
+    raise PermissionError(errno.EACCES, 'Permission denied', '/data/a')
+
+  monkeypatch.setattr('tfm.runs.summary.summarize_runs', fail)
+  sentence = 'tfm runs: /data/a cannot be used: Permission denied; check the path and its permissions\n'
+  assert tfm(capfd, 'runs') == (2, '', sentence)
+
+
 def test_a_long_word_is_abridged(capfd):
   status, _, err = tfm(capfd, 'x' * 100_000)
   assert status == 2 and len(err) < 3000 and 'is not a command' in err

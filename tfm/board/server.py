@@ -4,7 +4,7 @@ import pathlib
 import threading
 from collections.abc import Callable
 
-from tfm.errors import importing_extra, require
+from tfm.errors import describe, importing_extra, require
 
 
 with importing_extra('serve'):
@@ -33,7 +33,7 @@ def build_app(folder: pathlib.Path) -> Starlette:
         try:
           return HTMLResponse(render(request))
         except (ValueError, OSError) as error:
-          return HTMLResponse(pages.render_message('That did not work', str(error)), 400)
+          return HTMLResponse(pages.render_message('That did not work', describe(error)), 400)
 
     return Route(path, respond)
 

@@ -50,6 +50,7 @@ from tfm.errors import (
   INVALID_INPUT_STATUS,
   MachineFailure,
   abridge,
+  describe,
   prefixing,
   read_json_object,
   require,
@@ -127,7 +128,9 @@ def run_command(argv: Sequence[str] | None) -> int:
     if os.environ.get('TFM_TRACEBACK') or isinstance(error, BrokenPipeError) and not is_read(sys.stdout):
       raise
     origin = variant_folders.describe_origin(error)
-    print(f'tfm {abridge(name)}: {abridge(str(error))}', *filter(None, [origin]), sep='\n', file=sys.stderr)
+    print(
+      f'tfm {abridge(name)}: {abridge(describe(error))}', *filter(None, [origin]), sep='\n', file=sys.stderr
+    )
     if not isinstance(error, MachineFailure):
       return INVALID_INPUT_STATUS
     # Writers that fail again while the process ends would bury the sentence.

@@ -20,7 +20,6 @@ import dataclasses
 import itertools
 import json
 import os
-import pathlib
 
 from tfm.commands.cli import add_process_flags, add_run_flags, assign_overrides, validate_flag
 from tfm.errors import require
@@ -29,6 +28,7 @@ from tfm.spec import MAX_SIZE
 
 SEARCH = 'beams', 'penalty', 'stopping'  # flags of beam search
 MAX_SAMPLES = 2**16  # of one text
+MAX_INPUT = 2**30  # bytes of a file of prompts
 OVERRIDES = '--config.'  # --config.model.kernel=NAME, --config.mesh.fsdp=N
 
 
@@ -204,8 +204,11 @@ def read_prompts(texts: list[str] | None, file: str | None) -> list[str]:
       # Invalid UTF-8 on the command line arrives as lone surrogates.
       require(not any('\ud800' <= c <= '\udfff' for c in prompt), f'--prompt={prompt!r} is not UTF-8 text')
     return texts
+  with open(file, 'rb') as content:
+    data = content.read(MAX_INPUT + 1)
+  require(len(data) <= MAX_INPUT, f'--input={file} has more than {MAX_INPUT:,} bytes; use several files')
   try:
-    lines = pathlib.Path(file).read_text(encoding='utf-8-sig').split('\n')
+    lines = data.decode('utf-8-sig').replace('\r\n', '\n').replace('\r', '\n').split('\n')
   except UnicodeDecodeError as error:
     raise ValueError(f'--input={file} is not UTF-8 text: {error}') from None
   if lines[-1] == '':

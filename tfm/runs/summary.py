@@ -9,7 +9,7 @@ from typing import Any
 
 from tfm.config.difference import is_free
 from tfm.config.schema import leaves
-from tfm.errors import parsing, read_json_object, require
+from tfm.errors import describe, parsing, read_json_object, require
 from tfm.runs.lock import is_locked
 from tfm.training import metrics
 from tfm.training.stop_rule import parse_stop_rule
@@ -111,7 +111,7 @@ def summarize_runs(folder: pathlib.Path) -> tuple[list[RunSummary], list[str]]:
     try:
       runs.append(summarize_run(workdir))
     except (ValueError, OSError) as error:
-      unreadable.append(f'left out: {error}')
+      unreadable.append(f'left out: {describe(error)}')
   return runs, unreadable
 
 

@@ -41,7 +41,7 @@ class Study:
       to the one that it is compared with.
     against: arm → the arm that it is compared with instead of `base`, for studies with several groups; an
       arm that is compared with itself is the base of its group.
-    seeds: number of runs of each arm, with seeds 0, 1, ….
+    seeds: number of runs of each arm, with seeds 0, 1, …, whatever the seed of `config`.
     match: the quantity in which every arm is matched to the base within 2 %: 'parameters', 'flops', 'tokens'
       (both of the whole training) or 'time'; None: no matching.
     matched_field: the config field that matching changes: a width (None: that of the feed-forward layer), or
