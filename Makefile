@@ -72,8 +72,8 @@ compilers: $(VENV)/installed
 	$(call pytest,$(VENV)) -n auto --dist worksteal -m 'slow or not slow' tests/analysis/test_plan.py \
 	  tests/analysis/test_host_rows.py -k 'for_a_topology or for_boxes_of_gpus'
 	$(call pytest,$(VENV)) -n auto --dist worksteal -m 'slow or not slow' tests/kernels/test_tokamax.py \
-	  tests/kernels/test_flash.py tests/parallel/test_compiler_options.py tests/training/test_gradient_reduction.py \
-	  tests/models/test_remat.py tests/training/test_optimizer_offload.py
+	  tests/kernels/test_flash.py tests/mixers/test_pallas_recurrence.py tests/parallel/test_compiler_options.py \
+	  tests/training/test_gradient_reduction.py tests/models/test_remat.py tests/training/test_optimizer_offload.py
 
 # All committed plans anew, in hours; `sh docs/plans/make.sh` goes on after an interruption.
 plans: $(VENV)/installed

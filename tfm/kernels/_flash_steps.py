@@ -8,8 +8,9 @@ from jax.ad_checkpoint import checkpoint_name
 
 from tfm.kernels._block_plan import BlockGrid, VisitPlan, blocks_share_document
 from tfm.kernels._blockwise import OutputGradients
-from tfm.kernels._tiles import Operands, Tiles, Visits, pad_channels
+from tfm.kernels._tiles import Operands, Tiles, Visits
 from tfm.kernels.protocol import CHECKPOINT_NAME, OF_TOKENS
+from tfm.layers.pallas import pad_channels
 from tfm.shapes import Array, Float
 
 

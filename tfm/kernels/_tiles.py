@@ -17,17 +17,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
-from jax.experimental.pallas import triton
 
 from tfm.kernels._block_plan import BlockGrid, VisitPlan, plan_visits
-from tfm.parallel import mesh
+from tfm.layers import pallas
+from tfm.layers.pallas import matmul
 from tfm.shapes import Array, Float, Int, PyTree
-
-
-# Of a TPU's memory for vectors, what a kernel may take; the compiler's own limit is 16 MiB of 64 to 128.
-VMEM = 48 * 2**20
-# The smallest side of a matrix that Triton multiplies.
-LEAST = 16
 
 
 class Visits(NamedTuple):
@@ -243,25 +237,14 @@ class Tiles:
       ],
       out_shape=[jax.ShapeDtypeStruct(shape, dtype) for *shape, dtype in outputs],
       interpret=self.interpret,
-      compiler_params=self.compiler_params,
+      compiler_params=pallas.compiler_params(self.interpret),
       name=f'flash_{line.__name__.removesuffix("_line")}',
     )(visits, operands)
 
-  @property
-  def platform(self) -> str:
-    """The platform that the kernels are compiled for; 'cpu' where they are interpreted."""
-    return 'cpu' if self.interpret else mesh.current_platform()
-
-  @property
-  def compiler_params(self) -> Any:
-    """The options of the platform's compiler."""
-    if self.platform == 'tpu':
-      return pltpu.CompilerParams(vmem_limit_bytes=VMEM)
-    return triton.CompilerParams(num_warps=8, num_stages=2) if self.platform == 'gpu' else None
-
   def scalars(self, *block) -> pl.BlockSpec:
     """A spec for numbers that are read one by one, which a TPU has a memory for."""
-    return pl.BlockSpec(*block, **(dict(memory_space=pltpu.SMEM) if self.platform == 'tpu' else {}))
+    is_tpu = pallas.target_platform(self.interpret) == 'tpu'
+    return pl.BlockSpec(*block, **(dict(memory_space=pltpu.SMEM) if is_tpu else {}))
 
   def forward_line(self, visits, operands, line, out_ref, log_sum_exp_ref):
     """One block of queries: the online softmax over its tiles (see `tfm.kernels.chunked.Chunked`)."""
@@ -370,15 +353,3 @@ def fold(visits: Visits, line: Int[Array, ''], add: Callable, carry: PyTree) -> 
     return jax.lax.cond(tile.kind != 0, lambda carry: add(carry, tile), lambda carry: carry, carry)
 
   return jax.lax.fori_loop(visits.starts[line], visits.starts[line + 1], step, carry)
-
-
-def matmul(a: Array, b: Array, contract: tuple[int, int] = (1, 0)) -> Float[Array, '_ _']:
-  """The product of two matrices over an axis of each, in float32."""
-  dimensions = ((contract[:1], contract[1:]), ((), ()))
-  return jax.lax.dot_general(a, b, dimensions, preferred_element_type=jnp.float32)
-
-
-def pad_channels(x: Float[Array, '*B C']) -> Float[Array, '*B C2']:
-  """Channels padded with zeros to a power of two, which Triton's blocks need."""
-  channels = max(LEAST, 1 << (x.shape[-1] - 1).bit_length())
-  return jnp.pad(x, ((0, 0),) * (x.ndim - 1) + ((0, channels - x.shape[-1]),))

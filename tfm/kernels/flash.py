@@ -10,9 +10,10 @@ from jax.ad_checkpoint import checkpoint_name
 
 from tfm.kernels._block_plan import BlockGrid, blocks_share_document
 from tfm.kernels._blockwise import compute_delta, sink_gradient
-from tfm.kernels._tiles import LEAST, VMEM, Operands, Tiles, make_plan, pad_channels
+from tfm.kernels._tiles import Operands, Tiles, make_plan
 from tfm.kernels.protocol import CHECKPOINT_NAME, OF_TOKENS, Kernel
 from tfm.layers.locations import Locations
+from tfm.layers.pallas import LANES, LEAST, VMEM, is_block_size, pad_channels
 from tfm.parallel import mesh
 from tfm.parallel.sharded_attention import attend_per_device, uneven_heads_reason
 from tfm.parallel.sharding import shard
@@ -20,7 +21,6 @@ from tfm.shapes import Array, Float
 from tfm.spec import Size
 
 
-LANES = 128  # of a TPU's vector registers
 BLOCKS = 8 * 2**20  # of its memory for vectors: blocks and running sums, rounded up
 
 
@@ -56,7 +56,7 @@ class Flash(Kernel):
   interpret: bool = False
 
   def __post_init__(self):
-    if self.block < LEAST or self.block & (self.block - 1):
+    if not is_block_size(self.block):
       raise ValueError(f'block={self.block} must be a power of two, {LEAST} tokens or more')
 
   def unavailable_reason(self, platform):

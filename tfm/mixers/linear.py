@@ -12,6 +12,7 @@ from tfm import spec
 from tfm.mixers._chunks import Runs, join_chunks, reverse_time, split_chunks
 from tfm.mixers._feature_maps import FEATURE_MAPS, FeatureMap
 from tfm.mixers._head_projections import project_from_heads, project_to_heads
+from tfm.mixers._recurrence import WITHOUT_KERNELS, Pallas, build_recurrence
 from tfm.mixers._state_space import find_document_starts
 from tfm.mixers.protocol import Mixer
 from tfm.parallel.sequence_parallelism import scan_over_sequence_shards
@@ -46,28 +47,34 @@ class LinearAttention(Mixer):
     feature_map: φ: 'elu', 'relu', 'softmax', 'cosformer(length)' or 'favor(features, seed)', of
       `tfm/mixers/_feature_maps.py`.
     chunk: tokens whose weights are computed at once; it affects the speed only.
+    recurrence: 'chunks', which XLA computes, or 'pallas(block=64)', kernels for TPUs and GPUs, of
+      `tfm/mixers/_recurrence.py`. A single token is read without them.
 
   Raises (from `validate`):
-    ValueError: for an unknown feature map, a chunk below 1, or dropout, as the weights of most pairs are
-      never computed.
+    ValueError: for an unknown feature map or recurrence, a chunk below 1, or dropout, as the weights of most
+      pairs are never computed.
   """
 
   position: Callable
   mask: Callable
   feature_map: str = 'elu'
   chunk: Size = 64
+  recurrence: str = 'chunks'
 
   examples = (
     'linear(chunk=5)',
     'linear(feature_map="softmax")',
     'linear(feature_map="cosformer(length=12)")',
     'linear(feature_map="favor(features=8)", chunk=5)',
+    'linear(recurrence="pallas(16, interpret=True)")',
   )
   supported_masks = ('causal', 'full')
+  without_kernels = WITHOUT_KERNELS
   position_hooks = frozenset({'rotate'})
 
   def validate(self):
     self.position(head_width=self.position_width, parent=None).validate()
+    build_recurrence(self.recurrence)
     if self.dropout > 0:
       raise ValueError(
         f'dropout.attention={self.dropout} drops mixing weights, which linear attention does '
@@ -148,6 +155,9 @@ class LinearAttention(Mixer):
 
   def accumulate(self, state, rows):
     """`sum_over_keys` over rows that may be sharded along their length."""
+    kernel = build_recurrence(self.recurrence)
+    if kernel is not None and rows.q.shape[1] > 1:
+      return sum_by_kernel(kernel, state, rows)
     if not self.causal:
       return sum_over_keys(state, rows, self.chunk)
     return scan_over_sequence_shards(
@@ -196,6 +206,25 @@ def sum_over_keys(
     read, _ = read_before(*map(reverse_time, (q, k, v)), runs, jnp.zeros_like(state))
     y = y + reverse_time(read)
   return state, join_chunks(y, T)
+
+
+def sum_by_kernel(
+  kernel: Pallas, state: Float[Array, 'B K C C2'], rows: LinearRows
+) -> tuple[Float[Array, 'B K C C2'], Float[Array, 'B T H C2']]:
+  """`sum_over_keys` by a kernel for recurrences, in which nothing decays."""
+  q, k, v, first, last = rows
+  groups = q.shape[2] // k.shape[2]
+  no_decay = jnp.zeros(q.shape[:3], jnp.float32)
+  state = jnp.repeat(state, groups, 1)  # each query head keeps the state of its key head
+  after, y = kernel(q, k, v, no_decay, first, state)
+  if last is not None:
+    backward = [jnp.flip(x, 1) for x in (q, k, v)]
+    _, later = kernel(*backward, no_decay, jnp.flip(last, 1), jnp.zeros_like(state))
+    # Both directions count a token's own value.
+    k, v = (jnp.repeat(x, groups, 2) for x in (k, v))
+    own = jnp.einsum('BTHC,BTHC->BTH', q, k, preferred_element_type=jnp.float32)
+    y = y + jnp.flip(later, 1) - own[..., None] * v
+  return after[:, ::groups], y
 
 
 def read_before(q, k, v, runs, state):

@@ -8,6 +8,7 @@ from flax import struct
 from tfm.layers.causal_convolution import CausalConvolution, Window
 from tfm.layers.initializer import ones
 from tfm.layers.linear import Linear
+from tfm.mixers._recurrence import WITHOUT_KERNELS, build_recurrence
 from tfm.mixers._state_space import LOG_RATES, find_document_starts, scan_chunks, segment_sums, step_bias
 from tfm.mixers.protocol import Mixer
 from tfm.parallel.sequence_parallelism import scan_over_sequence_shards
@@ -46,9 +47,11 @@ class Mamba2(Mixer):
     chunk: tokens per matrix product.
     epsilon: of the norm.
     convolution_bias: whether the convolutions have a bias, independently of the projections.
+    recurrence: 'chunks', which XLA computes, or 'pallas(block=64)', kernels for TPUs and GPUs, of
+      `tfm/mixers/_recurrence.py`. A single token is read without them.
 
   Raises (from `validate`):
-    ValueError: for a size below 1, or dropout, which the published block has none of.
+    ValueError: for a size below 1, an unknown recurrence, or dropout, which the published block has none of.
   """
 
   state: Size = 64
@@ -57,12 +60,18 @@ class Mamba2(Mixer):
   chunk: Size = 128
   epsilon: Epsilon = 1e-5
   convolution_bias: bool = True
+  recurrence: str = 'chunks'
 
   # A large epsilon: over the few channels of a test's group the norm would amplify rounding errors.
-  examples = ('mamba2(state=8, chunk=5, epsilon=0.1)',)
+  examples = (
+    'mamba2(state=8, chunk=5, epsilon=0.1)',
+    'mamba2(state=8, epsilon=0.1, recurrence="pallas(16, interpret=True)")',
+  )
   supported_masks = ('causal',)
+  without_kernels = WITHOUT_KERNELS
 
   def validate(self):
+    build_recurrence(self.recurrence)
     if self.dropout > 0:
       raise ValueError(
         f'dropout.attention={self.dropout} drops mixing weights, which a state space does not '
@@ -122,9 +131,7 @@ class Mamba2(Mixer):
       first=first,
     )
     with jax.named_scope('scan'):
-      state, y = scan_over_sequence_shards(
-        lambda state, rows, _: scan_chunks(self.step, state, rows, self.chunk), before.state, inputs
-      )
+      state, y = self.scan(before.state, inputs)
     y = shard(y.reshape(z.shape), 'batch', 'length', *axes)
     y = y + vector('D', ones)[None, None, :, None] * convolutions['x'].astype(jnp.float32)
     y = self.norm(y * nn.silu(z.astype(jnp.float32)))
@@ -145,6 +152,26 @@ class Mamba2(Mixer):
       (self.width, *shape), ('embed', *axes), self.initializer, bias=self.bias, dtype=self.dtype, name=name
     )(x)
     return shard(y, 'batch', 'length', *axes)
+
+  @nn.nowrap
+  def scan(self, h, rows):
+    """The state after the rows, and y of each token [B T K G C], from the state h [B K G C state] before."""
+    kernel, (B, T, K, G, C) = build_recurrence(self.recurrence), rows['x'].shape
+    if kernel is None or T == 1:
+      return scan_over_sequence_shards(
+        lambda h, rows, _: scan_chunks(self.step, h, rows, self.chunk), h, rows
+      )
+    x = (rows['delta'][..., None] * rows['x'].astype(jnp.float32)).astype(self.dtype)
+    b, c = (rows[name].astype(self.dtype) for name in 'bc')
+    state, y = kernel(
+      c,
+      b,
+      x.reshape(B, T, K * G, C),
+      rows['decay'].reshape(B, T, K * G),
+      rows['first'],
+      h.reshape(B, K * G, C, -1).swapaxes(2, 3),
+    )
+    return state.swapaxes(2, 3).reshape(h.shape), y.reshape(B, T, K, G, C)
 
   @nn.nowrap
   def step(self, h, chunk):

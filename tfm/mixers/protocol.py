@@ -82,6 +82,8 @@ class Mixer(nn.Module):
       Canon layer, or a value residual.
     examples: specs for the conformance suite; not needed if the file name alone is a valid spec.
     supported_masks: mask specs; None: any. A mixer with a field `mask` gets the mask object.
+    without_kernels: arguments under which it computes the same without a kernel of its own: where shapes are
+      evaluated and products are counted.
     position_hooks: the hooks of a position that it calls: 'rotate', 'bias' (the model calls 'embed').
     supports_decoding: whether it can use a cache.
     supports_packing: whether it separates the documents of a row.
@@ -97,6 +99,7 @@ class Mixer(nn.Module):
 
   examples: ClassVar[tuple[str, ...]] = ()
   supported_masks: ClassVar[tuple[str, ...] | None] = None
+  without_kernels: ClassVar[Mapping[str, Any]] = {}
   position_hooks: ClassVar[frozenset[str]] = frozenset()
   supports_decoding: ClassVar[bool] = True
   supports_packing: ClassVar[bool] = True

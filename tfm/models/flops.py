@@ -210,13 +210,18 @@ _density = functools.lru_cache(density)
 
 
 def with_kernel(model: nn.Module, kernel: Kernel) -> nn.Module:
-  """The same model with another kernel in every factory, at any depth, that was given one."""
+  """The same model with another kernel in every factory, at any depth, that was given one.
+
+  Mixers with kernels of their own compute without them.
+  """
 
   def swap(value):
     if isinstance(value, tuple):
       return tuple(map(swap, value))
     if isinstance(value, functools.partial):
       fields = {name: swap(field) for name, field in value.keywords.items()}
+      plain = getattr(value.func, 'without_kernels', {})
+      fields |= {name: field for name, field in plain.items() if name in fields}
       return functools.partial(value.func, *map(swap, value.args), **fields)
     return kernel if isinstance(value, Kernel) else value
 
