@@ -4,8 +4,8 @@
   make mutants MUTANTS='--sample=25 tfm/training/step.py'   # of some
 
 The errors are those of mutmut, without such as only change a string. Each is put into a copy of the working
-tree, where the module's own quick tests run, or slow ones if it has no others (`TESTS`). A survivor is a hole
-in these tests, or it changes nothing that anybody could see, or other tests notice it.
+tree, where the module's own tests run (`TESTS`), the quick ones first. A survivor is a hole in these tests,
+or it changes nothing that anybody could see, or other tests notice it.
 """
 
 import argparse
@@ -42,6 +42,7 @@ TESTS = {
   'data/packing/each': 'data/test_class_labels.py data/test_images.py',
   'data/packing/sentence_pairs': 'objectives/test_masked_lm.py',
   'data/packing/buckets': 'data/test_pairs.py',
+  'data/packing/preferences': 'objectives/test_dpo.py data/test_sources.py',
   'data/packing': 'data/test_packing.py data/test_pairs.py data/test_mixture.py data/test_task_rows.py',
   'decoding/unroll_layers': 'decoding/test_loop.py',
   'evaluation/attention_page': 'evaluation/test_attention_files.py',
@@ -126,17 +127,18 @@ def find_tests(module: pathlib.PurePath) -> list[str]:
 def is_noticed(tree: pathlib.Path, tests: list[str]) -> bool:
   """Whether one of the tests fails in a tree, or takes too long."""
   environment = os.environ | dict(PYTHONPATH=str(tree), PYTHONDONTWRITEBYTECODE='1')
-  command = [sys.executable, '-m', 'pytest', '-x', '-p', 'no:cacheprovider', *tests]
-  try:
-    run = subprocess.run(command, cwd=tree, env=environment, capture_output=True, timeout=SECONDS)
-    if run.returncode == pytest.ExitCode.NO_TESTS_COLLECTED:  # all of them are slow
-      command += ['-m', 'not exhaustive']
+  # The slow ones see what the quick ones did not.
+  for marks in ('not slow and not exhaustive', 'slow and not exhaustive'):
+    command = [sys.executable, '-m', 'pytest', '-x', '-p', 'no:cacheprovider', '-m', marks, *tests]
+    try:
       run = subprocess.run(command, cwd=tree, env=environment, capture_output=True, timeout=SECONDS)
-  except subprocess.TimeoutExpired:
-    return True
-  if run.returncode not in (0, 1):
-    raise RuntimeError(f'{" ".join(command)} cannot run:\n{run.stdout.decode()}{run.stderr.decode()}')
-  return run.returncode == 1
+    except subprocess.TimeoutExpired:
+      return True
+    if run.returncode == pytest.ExitCode.TESTS_FAILED:
+      return True
+    if run.returncode not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+      raise RuntimeError(f'{" ".join(command)} cannot run:\n{run.stdout.decode()}{run.stderr.decode()}')
+  return False
 
 
 def copy_tree(to: pathlib.Path) -> None:

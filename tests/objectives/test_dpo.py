@@ -126,6 +126,7 @@ def test_a_model_equal_to_its_reference_has_no_preference(tiny, batch, preferenc
   total, sums = objective(model, params, batch[0], None, reference=Reference(model, params))
   np.testing.assert_allclose(total, 8 * np.log(2), rtol=1e-6)
   assert sums['accuracy'] == sums['chosen_reward'] == 0
+  assert objective.summarize(dict(loss=6.0, tokens=3), 1) == dict(loss=2.0, tokens=3)
 
 
 def test_a_run_learns_the_preferences(preferences, tiny, tmp_path):

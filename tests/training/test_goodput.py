@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from tfm.training import goodput as goodputs
+from tfm.training import reporters
 from tfm.training.goodput import Goodput
 
 
@@ -51,6 +52,24 @@ def test_waiting_is_for_the_next_item(clock):
 
   goodput = Goodput()
   assert list(goodput.measure_waiting(slow())) == [1] and goodput.seconds['waiting'] == 4
+
+
+@pytest.mark.parametrize(
+  'others', [[], [[1.0, 0.5, 0, 0], [3.0, 0.25, 7, 0]]], ids=['alone', 'three processes']
+)
+def test_a_step_takes_as_long_as_its_slowest_process(clock, monkeypatch, others):
+  gathered = [json.dumps(row).encode() for row in others]
+  monkeypatch.setattr(reporters.processes, 'gather_bytes', lambda own: [own, *gathered])
+  goodput = Goodput()
+  report = reporters.Report([], None, goodput, 0, 10, [])
+  with goodput.measure_training():
+    clock[0] += 8
+    spend(goodput, clock, 'waiting', 6)
+  pace = report._pace(4)
+  assert pace.pop('goodput') == pytest.approx(8 / 14)
+  assert (pace.pop('step_seconds'), pace.pop('data_seconds')) == ((3.0 if others else 2.0), 1.5)
+  several = dict(step_seconds_fastest=1.0, data_seconds_fastest=0.25, data_slowest_process=0)
+  assert pace == (several if others else {})
 
 
 def test_a_step_that_compiles_is_no_productive_one(clock):

@@ -27,6 +27,15 @@ def test_a_state_has_what_the_config_asks_for(tiny, scaled, spikes):
   assert (state.loss_scale is not None, state.spikes is not None) == (scaled, spikes)
 
 
+def test_a_parameter_without_axes_is_refused():
+  class Plain(nn.Dense):
+    def example(self, batch, length):
+      return (jnp.zeros((batch, length)),)
+
+  with pytest.raises(ValueError, match='the parameter bias has no logical axes'):
+    states.init_params(Plain(3), jax.random.key(0), 1, 4)
+
+
 @pytest.mark.parametrize('parts', [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_accumulation_is_the_large_batch(tiny, parts):
   """Rows hold unequal numbers of tokens, so a mean of microbatch means would be wrong."""
