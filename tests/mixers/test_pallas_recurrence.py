@@ -24,39 +24,44 @@ BY_KERNEL = 'recurrence="pallas(16, interpret=True)"'
 # name → (mixer by XLA, and by the kernel, mask)
 MIXERS = {
   'mamba2': ('mamba2(state=8, epsilon=0.1)', f'mamba2(state=8, epsilon=0.1, {BY_KERNEL})', 'causal'),
+  'gated_delta': ('gated_delta', f'gated_delta({BY_KERNEL})', 'causal'),
   'linear': ('linear', f'linear({BY_KERNEL})', 'causal'),
   'linear, both ways': ('linear', f'linear({BY_KERNEL})', 'full'),
 }
 
 
-def arrays(B=2, T=37, H=4, K=2, C=5, E=7, V=4, decay=1.0):
+def arrays(B=2, T=37, H=4, K=2, C=5, E=7, V=4, decay=1.0, reads=False):
   draw = np.random.default_rng(0)
 
   def normal(*shape):
     return jnp.asarray(draw.standard_normal(shape), jnp.float32)
 
   log_decay, first = -decay * jnp.abs(normal(B, T, H)), jnp.asarray(draw.random((B, T)) < 0.1)
-  return normal(B, T, K, C), normal(B, T, K, C), normal(B, T, V, E), log_decay, first, normal(B, H, C, E)
+  args = normal(B, T, K, C), normal(B, T, K, C), normal(B, T, V, E), log_decay, first, normal(B, H, C, E)
+  return *args, 0.1 * normal(B, T, V, C) if reads else None
 
 
-def token_by_token(q, k, v, log_decay, first, state):
+def token_by_token(q, k, v, log_decay, first, state, read=None):
   H, outputs = log_decay.shape[2], []
-  q, k, v = (jnp.repeat(x, H // x.shape[2], 2) for x in (q, k, v))
+  q, k, v, read = (x if x is None else jnp.repeat(x, H // x.shape[2], 2) for x in (q, k, v, read))
   for t in range(q.shape[1]):
+    if read is not None:
+      before = state if t % KERNEL.block == 0 else before
+      v = v.at[:, t].add(-jnp.einsum('bhc,bhce->bhe', read[:, t], before))
     state = jnp.where(first[:, t, None, None, None], 0, state)
     state = jnp.exp(log_decay[:, t])[..., None, None] * state + k[:, t, :, :, None] * v[:, t, :, None]
     outputs.append(jnp.einsum('bhc,bhce->bhe', q[:, t], state))
   return state, jnp.stack(outputs, 1)
 
 
-def pull(scan, q, k, v, log_decay, first, state):
+def pull(scan, q, k, v, log_decay, first, state, read=None):
   """State and outputs, and the gradients of all but `first`, compiled."""
 
   def run(*args):
-    y, back = jax.vjp(lambda q, k, v, g, state: scan(q, k, v, g, first, state), *args)
+    y, back = jax.vjp(lambda q, k, v, g, *more: scan(q, k, v, g, first, *more), *args)
     return y, back(jax.tree.map(lambda x: jnp.cos(jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape), y))
 
-  return jax.jit(run)(q, k, v, log_decay, state)
+  return jax.jit(run)(q, k, v, log_decay, state, read)
 
 
 def close(found, expected, tolerance=1e-5):
@@ -70,6 +75,8 @@ CASES = {
   'one chunk': dict(T=16),
   'fewer tokens than a chunk': dict(T=3),
   'no decay': dict(decay=0.0),
+  'values less what the state holds': dict(reads=True),
+  'the same for groups': dict(reads=True, V=2, K=1),
 }
 
 
@@ -84,7 +91,7 @@ def test_equals_the_recurrence_token_by_token(name):
 @pytest.mark.slow
 def test_weak_decays_beside_strong_ones():
   """Differences of cumulative sums around -3,000 would have errors of 1e-4."""
-  q, k, v, log_decay, first, state = arrays(T=32, decay=0.01)
+  q, k, v, log_decay, first, state, _ = arrays(T=32, decay=0.01)
   log_decay = log_decay.at[:, ::16].set(-3000.0)
   args = q, k, v, log_decay, jnp.zeros_like(first), state
   close(pull(KERNEL, *args)[0], pull(token_by_token, *args)[0], 2e-6)
@@ -147,7 +154,7 @@ def test_is_lowered_to_mosaic_and_triton(kind, platform, target, dtype):
   assert lowered.as_text().count(target) == 2
 
 
-@pytest.mark.parametrize('mixer', ['mamba2', 'linear'])
+@pytest.mark.parametrize('mixer', ['mamba2', 'linear', 'gated_delta'])
 def test_the_flops_are_those_of_chunks(tiny, mixer):
   models = (
     build(tiny(**{'model.mixer': text, 'model.position': 'none'}), vocab=61).model
@@ -162,7 +169,7 @@ def one_device(kind, platform):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('mixer', ['mamba2(recurrence="pallas")', 'linear(recurrence="pallas")'])
+@pytest.mark.parametrize('mixer', ['mamba2', 'linear', 'gated_delta'])
 @pytest.mark.parametrize('name', ['v5e:2x2', 'h100:2'])
 def test_a_training_step_compiles_for(tiny, name, mixer):
   """By the compilers of the devices: Mosaic, and Triton within XLA."""
@@ -170,14 +177,13 @@ def test_a_training_step_compiles_for(tiny, name, mixer):
     pytest.skip("JAX's plugin for CUDA is not installed; pip install -e '.[cuda-compiler]'")
   if name.startswith('v5e') and not topology.is_libtpu_installed():
     pytest.skip("libtpu is not installed; pip install -e '.[tpu]'")
-  fields = {
-    'data.length': 512,
-    'model.width': 256,
+  fields = {'data.length': 512, 'data.tokenizer': 'bytes', 'mesh.data': -1, 'model.width': 256}
+  fields |= {
     'model.dtype': 'bfloat16',
-    'data.tokenizer': 'bytes',
     'model.position': 'none',
+    'model.mixer': f'{mixer}(recurrence="pallas")',
   }
-  config = tiny(**fields | {'mesh.data': -1, 'model.mixer': mixer})
+  config = tiny(**fields)
   request = lowering.PlanRequest.from_experiment(Experiment(config), None)
   mesh = meshes.make(config.mesh.to_dict(), topology.devices(name))
   text = plan.compile_step(lowering.lower_training_step(request, mesh)).text

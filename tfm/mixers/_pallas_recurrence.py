@@ -29,6 +29,7 @@ class Operands(NamedTuple):
     log_decay: of each token, a line a chunk.
     column, line: how many documents have begun in the chunk up to the token, in a column and in lines.
     state: before the row.
+    read: what is taken from a value for each channel of the state before its chunk, or None.
   """
 
   q: Float[Array, 'B H T C']
@@ -38,6 +39,12 @@ class Operands(NamedTuple):
   column: Int[Array, 'B 1 T 1']
   line: Int[Array, 'B 1 N I']
   state: Float[Array, 'B H C E']
+  read: Float[Array, 'B H T C'] | None
+
+  @classmethod
+  def inputs(cls, has_read: bool) -> tuple[str, ...]:
+    """The names of those that have gradients."""
+    return 'q', 'k', 'v', 'log_decay', 'state', *(['read'] if has_read else [])
 
 
 def scan_row(
@@ -47,13 +54,15 @@ def scan_row(
   log_decay: Float[Array, 'B T H'],
   first: Bool[Array, 'B T'],
   state: Float[Array, 'B H C E'],
+  read: Float[Array, 'B T V C'] | None,
   block: int,
   interpret: bool,
 ) -> tuple[Float[Array, 'B H C E'], Float[Array, 'B T H E']]:
   """The state after the rows, and y_t = q_t h_t of each token.
 
   h_t = exp(log_decay_t) h_{t-1} + k_t v_tᵀ. The state is zero before the first token of a document.
-  Q, K and V divide H.
+  Q, K and V divide H. With `read` the value is v_t - read_t h, where h is the state before the token's chunk
+  of `block` tokens.
   """
   (B, T, H), (C, E) = log_decay.shape, state.shape[2:]
   count = -(-T // block)
@@ -61,11 +70,11 @@ def scan_row(
   def pad(x):  # padding adds nothing, and belongs to the document before it
     return jnp.pad(x, ((0, 0), (0, count * block - T), *((0, 0),) * (x.ndim - 2)))
 
-  q, k, v = (pad_channels(pad(x).swapaxes(1, 2)) for x in (q, k, v))
+  q, k, v, read = (x if x is None else pad_channels(pad(x).swapaxes(1, 2)) for x in (q, k, v, read))
   log_decay = pad(log_decay.astype(jnp.float32)).swapaxes(1, 2).reshape(B, H, count, block)
   line = jnp.cumsum(pad(first).reshape(B, 1, count, block), -1, dtype=jnp.int32)
   padded = jnp.pad(state, ((0, 0), (0, 0), (0, q.shape[-1] - C), (0, v.shape[-1] - E)))
-  operands = Operands(q, k, v, log_decay, line.reshape(B, 1, -1, 1), line, padded)
+  operands = Operands(q, k, v, log_decay, line.reshape(B, 1, -1, 1), line, padded, read)
   y, last = differentiable_scan(block, interpret)(operands)
   return last[:, :, :C, :E], y[:, :, :T, :E].swapaxes(1, 2)
 
@@ -117,15 +126,15 @@ class Kernels:
     """The cotangents of the operands."""
     operands, states = residuals
     d_y, d_last = cotangents
-    B, H = operands.state.shape[:2]
-    outputs = [(B, H, *x.shape[2:]) for x in (*operands[:4], operands.state)]
+    (B, H), names = operands.state.shape[:2], Operands.inputs(operands.read is not None)
+    inputs = [getattr(operands, name) for name in names]
+    outputs = [(B, H, *x.shape[2:]) for x in inputs]
     gradients = self.call(self.backward_row, (operands, states, d_y, d_last), outputs)
-    inputs = *operands[:4], operands.state
     # The heads of a group share their queries, keys or values.
-    d_q, d_k, d_v, d_log_decay, d_state = (
+    gradients = (
       d.reshape(B, x.shape[1], -1, *x.shape[2:]).sum(2).astype(x.dtype) for d, x in zip(gradients, inputs)
     )
-    return (Operands(d_q, d_k, d_v, d_log_decay, None, None, d_state),)
+    return (Operands(**dict.fromkeys(Operands._fields) | dict(zip(names, gradients))),)
 
   def call(self, row: Callable, arrays: tuple, outputs: Sequence[tuple[int, ...]]) -> tuple[Array, ...]:
     """`row(*arrays, *outputs)` for every row and head; the outputs are in float32.
@@ -163,7 +172,8 @@ class Kernels:
 
     def step(n, state):
       tokens = self.tokens(n)
-      q, k, v = (ref[tokens, :] for ref in (operands.q, operands.k, operands.v))
+      q, k = operands.q[tokens, :], operands.k[tokens, :]
+      v, _ = self.values(operands, tokens, state)
       decays = self.decays(operands, n)
       states_ref[n] = state
       weights = (decays.within * matmul(q, k, (1, 1))).astype(v.dtype)
@@ -174,36 +184,46 @@ class Kernels:
 
   def backward_row(self, operands, states_ref, d_y_ref, d_last_ref, *outputs):
     """The gradients of one row of one head, from its last chunk to its first."""
-    d_q_ref, d_k_ref, d_v_ref, d_decay_ref, d_state_ref = outputs
+    d_q_ref, d_k_ref, d_v_ref, d_decay_ref, d_state_ref, *d_read_ref = outputs
     count = operands.log_decay.shape[0]
 
     def step(i, d_state):
       n = count - 1 - i
       tokens = self.tokens(n)
-      q, k, v = (ref[tokens, :] for ref in (operands.q, operands.k, operands.v))
-      decays = self.decays(operands, n)
       state, d_y = states_ref[n], d_y_ref[tokens, :]
+      q, k = operands.q[tokens, :], operands.k[tokens, :]
+      v, read = self.values(operands, tokens, state)
+      decays = self.decays(operands, n)
       before, after, d_out = state.astype(q.dtype), d_state.astype(q.dtype), d_y.astype(v.dtype)
       pairs = matmul(q, k, (1, 1))
       d_pairs = decays.within * matmul(d_out, v, (1, 1))
       added = matmul(k, after)  # what a value changes after the chunk
-      d_v_ref[tokens, :] = (
-        matmul((decays.within * pairs).astype(v.dtype), d_out, (0, 0)) + decays.leaving * added
-      )
-      d_q_ref[tokens, :] = matmul(d_pairs.astype(k.dtype), k) + decays.entering * matmul(
-        d_out, before, (1, 1)
-      )
-      d_k_ref[tokens, :] = matmul(d_pairs.astype(q.dtype), q, (0, 0)) + decays.leaving * matmul(
-        v, after, (1, 1)
-      )
+      d_v = matmul((decays.within * pairs).astype(v.dtype), d_out, (0, 0)) + decays.leaving * added
+      of_before, of_after = matmul(d_out, before, (1, 1)), matmul(v, after, (1, 1))
+      d_q_ref[tokens, :] = matmul(d_pairs.astype(k.dtype), k) + decays.entering * of_before
+      d_k_ref[tokens, :] = matmul(d_pairs.astype(q.dtype), q, (0, 0)) + decays.leaving * of_after
+      d_v_ref[tokens, :] = d_v
       # Of the logarithms of the decays.
       of_entering = decays.entering * (d_y * matmul(q, before)).sum(1, keepdims=True)
       of_leaving = decays.leaving * (v * added).sum(1, keepdims=True)
       of_through = decays.through * (state * d_state).sum(1, keepdims=True).sum(0, keepdims=True)
       d_decay_ref[pl.ds(n, 1), :] = self.decay_gradient(d_pairs * pairs, of_entering, of_leaving, of_through)
-      return decays.through * d_state + matmul((decays.entering * q).astype(v.dtype), d_out, (0, 0))
+      d_state = decays.through * d_state + matmul((decays.entering * q).astype(v.dtype), d_out, (0, 0))
+      if read is None:
+        return d_state
+      d_v = d_v.astype(read.dtype)
+      d_read_ref[0][tokens, :] = -matmul(d_v, before, (1, 1))
+      return d_state - matmul(read, d_v, (0, 0))
 
     d_state_ref[...] = jax.lax.fori_loop(0, count, step, d_last_ref[...])
+
+  def values(self, operands: Operands, tokens: Any, state: Array) -> tuple[Array, Array | None]:
+    """The values of a chunk, and what of the state before it was taken from them."""
+    v = operands.v[tokens, :]
+    if operands.read is None:
+      return v, None
+    read = operands.read[tokens, :]
+    return (v - matmul(read, state.astype(read.dtype))).astype(v.dtype), read
 
   def tokens(self, n: Int[Array, '']) -> Any:
     """The tokens of a chunk."""

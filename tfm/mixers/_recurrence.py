@@ -47,12 +47,14 @@ class Pallas:
     log_decay: Float[Array, 'B T H'],
     first: Bool[Array, 'B T'],
     state: Float[Array, 'B H C E'],
+    read: Float[Array, 'B T V C'] | None = None,
   ) -> tuple[Float[Array, 'B H C E'], Float[Array, 'B T H E']]:
     """The state after the rows, and the output of each token.
 
     Args:
       q, k, v: of groups of heads, or of all; log_decay: at most 0.
       first: the tokens before which the state becomes zero.
+      read: the values are v_t - read_t h, where h is the state before the token's chunk; None: v_t.
 
     Raises:
       ValueError: on a CPU, for rows that are sharded along their length, or heads that the mesh does not
@@ -73,7 +75,7 @@ class Pallas:
     def scan(*arrays):
       return scan_row(*arrays, self.block, self.interpret)
 
-    arrays = q, k, v, log_decay, first, state
+    arrays = q, k, v, log_decay, first, state, read
     if jax.sharding.get_abstract_mesh().empty:
       return scan(*arrays)
     batch, heads = batch_and_head_axes()
@@ -90,7 +92,10 @@ class Pallas:
     rows = [PartitionSpec(batch, None, of_heads(x.shape[2])) for x in (q, k, v, log_decay)]
     of_state = PartitionSpec(batch, of_heads(state.shape[1]))
     return jax.shard_map(
-      scan, in_specs=(*rows, PartitionSpec(batch), of_state), out_specs=(of_state, rows[-1]), check_vma=False
+      scan,
+      in_specs=(*rows, PartitionSpec(batch), of_state, rows[2]),
+      out_specs=(of_state, rows[-1]),
+      check_vma=False,
     )(*arrays)
 
 

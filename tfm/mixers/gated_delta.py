@@ -11,6 +11,7 @@ from tfm.layers.causal_convolution import CausalConvolution, Window
 from tfm.layers.linear import Linear
 from tfm.mixers._chunks import Runs, join_chunks, split_chunks
 from tfm.mixers._head_projections import project_from_heads, project_to_heads, unit
+from tfm.mixers._recurrence import WITHOUT_KERNELS, Pallas, build_recurrence
 from tfm.mixers._state_space import LOG_RATES, find_document_starts, segment_sums, step_bias
 from tfm.mixers._triangular import solve
 from tfm.mixers.protocol import Mixer
@@ -44,19 +45,25 @@ class GatedDelta(Mixer):
 
   Attributes:
     taps: of the convolutions, in tokens; 1: they do not mix tokens.
-    chunk: tokens whose corrections are solution for at once; it affects the speed only.
+    chunk: tokens whose corrections are solved for at once; it affects the speed only.
+    recurrence: 'chunks', which XLA computes, or 'pallas(block=64)', kernels for TPUs and GPUs, of
+      `tfm/mixers/_recurrence.py`, with a block as the chunk. A single token is read without them.
 
   Raises (from `validate`):
-    ValueError: for taps or a chunk below 1, or dropout, as there are no mixing weights to drop.
+    ValueError: for taps or a chunk below 1, an unknown recurrence, or dropout, as there are no mixing weights
+      to drop.
   """
 
   taps: Size = 4
   chunk: Size = 64
+  recurrence: str = 'chunks'
 
-  examples = ('gated_delta(chunk=5)',)
+  examples = ('gated_delta(chunk=5)', 'gated_delta(recurrence="pallas(16, interpret=True)")')
   supported_masks = ('causal',)
+  without_kernels = WITHOUT_KERNELS
 
   def validate(self):
+    build_recurrence(self.recurrence)
     if self.dropout > 0:
       raise ValueError(
         f'dropout.attention={self.dropout} drops mixing weights, which the delta rule does not '
@@ -101,16 +108,25 @@ class GatedDelta(Mixer):
     q, k = unit(convolutions['q']) * self.head_width**-0.5, unit(convolutions['k'])
     first, segment = find_document_starts(context.segments, before.segment)
     with jax.named_scope('delta_rule'):
-      state, y = scan_over_sequence_shards(
-        lambda state, rows, _: delta_rule(rows, state, self.chunk)[::-1],
-        before.state,
-        DeltaRows(q, k, convolutions['v'], *self.rates(x, context.segments != 0), first),
-        unit=identity,
-        act=jnp.matmul,
-      )
+      rows = DeltaRows(q, k, convolutions['v'], *self.rates(x, context.segments != 0), first)
+      state, y = self.scan(before.state, rows)
     y = RMSNorm(axis='kv', name='norm')(shard(y, 'batch', 'length', 'heads', 'kv'))
     y = y * nn.silu(project_to_heads(self, 'gate', 'heads', x).astype(jnp.float32))
     return project_from_heads(self, y), None if cache is None else Cache(state, segment, windows)
+
+  @nn.nowrap
+  def scan(self, state, rows):
+    """The state after the rows, and the output of each token."""
+    kernel = build_recurrence(self.recurrence)
+    if kernel is not None and rows.q.shape[1] > 1:
+      return delta_rule_by_kernel(kernel, rows, state)
+    return scan_over_sequence_shards(
+      lambda state, rows, _: delta_rule(rows, state, self.chunk)[::-1],
+      state,
+      rows,
+      unit=identity,
+      act=jnp.matmul,
+    )
 
   def rates(self, x, real):
     """log α and β of every token and head, in float32; 0 for padding."""
@@ -156,25 +172,14 @@ def delta_rule(
   γ_i the decay since the chunk began and γ_ij since token j. So the corrections of a chunk solve
   one unit triangular system, for v and for k at once, and only then read the state S₀ before it.
   """
-  q, k, v, log_decay, beta, first = rows
-  T, K = k.shape[1:3]
-  q, k = (split_chunks(x, K, chunk) for x in (q, k))
-  v, log_decay, beta = (split_chunks(x, K, chunk) for x in (v, log_decay, beta))
-  runs, I = Runs.of(first, chunk), k.shape[-2]
-  later = jnp.tril(jnp.ones((I, I), bool), -1)[None, None, None, None]
-  decay = jnp.exp(segment_sums(log_decay))
+  T, K = rows.k.shape[1:3]
+  q, k, log_decay = (split_chunks(x, K, chunk) for x in (rows.q, rows.k, rows.log_decay))
+  runs, decay = Runs.of(rows.first, chunk), jnp.exp(segment_sums(log_decay))
   decay_from_start = jnp.exp(jnp.cumsum(log_decay, -1))
-  exclusive_decay = jnp.where(runs.together & later, decay, 0)
-  inclusive_decay = jnp.where(runs.together & ~later.swapaxes(-1, -2), decay, 0)
   entering = jnp.where(runs.entering, decay_from_start, 0)[..., None]
   leaving = jnp.where(runs.leaving, decay[..., -1, :], 0)[..., None]
   through = jnp.where(runs.through, decay_from_start[..., -1], 0)[..., None, None]
-
-  beta = beta[..., None]
-  system = beta * exclusive_decay * jnp.einsum('BNKGIC,BNKGJC->BNKGIJ', k, k)
-  read = jnp.concatenate([beta * v, beta * entering * k], -1)
-  solution = solve(system, read)
-  u, w = jnp.split(solution, [v.shape[-1]], -1)
+  u, w = solve_corrections(rows, chunk)
 
   def step(state, chunk):
     u, w, keys, through = chunk
@@ -187,11 +192,40 @@ def delta_rule(
     state.reshape(len(state), K, -1, *shape[2:]),
     jax.tree.map(lambda x: x.swapaxes(0, 1), (u, w, leaving * k, through)),
   )
+  visible = jnp.tril(jnp.ones(decay.shape[-2:], bool))[None, None, None, None]
+  inclusive_decay = jnp.where(runs.together & visible, decay, 0)
   weights = inclusive_decay * jnp.einsum('BNKGIC,BNKGJC->BNKGIJ', q, k)
   y = jnp.einsum('BNKGIJ,NBKGJE->BNKGIE', weights, u) + jnp.einsum(
     'BNKGIC,NBKGCE->BNKGIE', entering * q, states
   )
   return join_chunks(y, T), state.reshape(shape)
+
+
+def solve_corrections(
+  rows: DeltaRows, chunk: int
+) -> tuple[Float[Array, 'B N K G I C2'], Float[Array, 'B N K G I C']]:
+  """u and w, such that the corrections of a chunk are u - w S₀ with the state S₀ before it."""
+  K = rows.k.shape[2]
+  k, v, log_decay, beta = (split_chunks(x, K, chunk) for x in rows[1:5])
+  runs, beta = Runs.of(rows.first, chunk), beta[..., None]
+  later = jnp.tril(jnp.ones((k.shape[-2],) * 2, bool), -1)[None, None, None, None]
+  decay = jnp.where(runs.together & later, jnp.exp(segment_sums(log_decay)), 0)
+  entering = jnp.where(runs.entering, jnp.exp(jnp.cumsum(log_decay, -1)), 0)[..., None]
+  system = beta * decay * jnp.einsum('BNKGIC,BNKGJC->BNKGIJ', k, k)
+  solution = solve(system, jnp.concatenate([beta * v, beta * entering * k], -1))
+  return tuple(jnp.split(solution, [v.shape[-1]], -1))
+
+
+def delta_rule_by_kernel(
+  kernel: Pallas, rows: DeltaRows, state: Float[Array, 'B H C C2']
+) -> tuple[Float[Array, 'B H C C2'], Float[Array, 'B T H C2']]:
+  """The last state and the outputs of `delta_rule`: the corrections are the values of a linear recurrence."""
+  T, block = rows.k.shape[1], kernel.block
+  # Whole blocks, so that they are the chunks.
+  rows = DeltaRows(*(jnp.pad(x, ((0, 0), (0, -T % block), *((0, 0),) * (x.ndim - 2))) for x in rows))
+  u, w = (join_chunks(x, rows.k.shape[1]) for x in solve_corrections(rows, block))
+  state, y = kernel(rows.q, rows.k, u, rows.log_decay, rows.first, state, w)
+  return state, y[:, :T]
 
 
 def identity(state: Float[Array, 'B H C C']) -> Float[Array, 'B H C C']:

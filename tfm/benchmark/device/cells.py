@@ -111,7 +111,7 @@ REMAT = 'full', 'dots_with_no_batch_dims', "save('block_input mixer/q mixer/k mi
 VARIANTS = 'causal', 'window', 'documents', 'soft cap', 'alibi', 't5', 'prefix', 'sinks'
 TORCH_KERNELS = 'flex', 'sdpa'
 RECURRENCES = 'linear', 'gated_delta', 'mamba', 'mamba2', 'recurrent', 'convolution'
-BY_KERNEL = 'linear(recurrence="pallas")', 'mamba2(recurrence="pallas")'
+BY_KERNEL = tuple(f'{name}(recurrence="pallas")' for name in ('linear', 'gated_delta', 'mamba2'))
 MIXERS = dict(mixer='softmax'), *(dict(mixer=mixer, position='none') for mixer in RECURRENCES + BY_KERNEL)
 
 
