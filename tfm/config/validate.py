@@ -9,17 +9,14 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh
 
-import tfm.optimizers
-from tfm import spec
 from tfm.config import mesh_constraints
 from tfm.config.assemble import DTYPES, Experiment
-from tfm.config.field_errors import build_field, compile_pattern
+from tfm.config.field_errors import compile_pattern
 from tfm.config.schema import default_config, validate_fields
 from tfm.errors import require, suggest
 from tfm.kernels.dense import Dense
 from tfm.models import flops, memory
 from tfm.models.remat import NamePolicy, list_names
-from tfm.optimizers.protocol import Optimizer
 from tfm.parallel import mesh as meshes
 from tfm.parallel import sharding
 from tfm.parallel.host_memory import HOST_MEMORY, has_host_memory
@@ -165,13 +162,6 @@ def validate_optimizer(experiment: Experiment) -> None:
     f'config.optimizer.clip={o.clip} would stop training; use 0 (no clipping), or {MIN_CLIP} or more',
   )
   compile_pattern('optimizer.no_decay', o.no_decay)
-  method = build_field('optimizer.name', spec.build, o.name, tfm.optimizers, Optimizer)
-  decay = method.decay(o.learning_rate)
-  require(
-    decay < 1,
-    f'config.optimizer.name={o.name} at learning_rate={o.learning_rate} takes {decay:.3g} of each parameter '
-    'away in a step, which leaves none; use a smaller weight_decay',
-  )
 
 
 def validate_parts(experiment: Experiment) -> None:

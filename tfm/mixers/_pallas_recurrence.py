@@ -7,6 +7,7 @@ Letters beyond the glossary: N chunks of I tokens, as queries, or J, as keys; E 
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -41,10 +42,9 @@ class Operands(NamedTuple):
   state: Float[Array, 'B H C E']
   read: Float[Array, 'B H T C'] | None
 
-  @classmethod
-  def inputs(cls, has_read: bool) -> tuple[str, ...]:
-    """The names of those that have gradients."""
-    return 'q', 'k', 'v', 'log_decay', 'state', *(['read'] if has_read else [])
+
+# The operands that have gradients.
+INPUTS = 'q', 'k', 'v', 'log_decay', 'state', 'read'
 
 
 def scan_row(
@@ -126,15 +126,16 @@ class Kernels:
     """The cotangents of the operands."""
     operands, states = residuals
     d_y, d_last = cotangents
-    (B, H), names = operands.state.shape[:2], Operands.inputs(operands.read is not None)
-    inputs = [getattr(operands, name) for name in names]
-    outputs = [(B, H, *x.shape[2:]) for x in inputs]
+    B, H = operands.state.shape[:2]
+    inputs = {name: x for name in INPUTS if (x := getattr(operands, name)) is not None}
+    outputs = [(B, H, *x.shape[2:]) for x in inputs.values()]
     gradients = self.call(self.backward_row, (operands, states, d_y, d_last), outputs)
     # The heads of a group share their queries, keys or values.
     gradients = (
-      d.reshape(B, x.shape[1], -1, *x.shape[2:]).sum(2).astype(x.dtype) for d, x in zip(gradients, inputs)
+      d.reshape(B, x.shape[1], -1, *x.shape[2:]).sum(2).astype(x.dtype)
+      for d, x in zip(gradients, inputs.values())
     )
-    return (Operands(**dict.fromkeys(Operands._fields) | dict(zip(names, gradients))),)
+    return (Operands(**dict.fromkeys(Operands._fields) | dict(zip(inputs, gradients))),)
 
   def call(self, row: Callable, arrays: tuple, outputs: Sequence[tuple[int, ...]]) -> tuple[Array, ...]:
     """`row(*arrays, *outputs)` for every row and head; the outputs are in float32.
@@ -277,7 +278,4 @@ EXACT = jax.lax.Precision.HIGHEST
 def vector_bytes(x: Any) -> int:
   """The bytes that one row and head of an array takes in a TPU's memory for vectors, in whole registers."""
   *outer, width = x.shape[2:]
-  size = -(-width // LANES) * LANES * x.dtype.itemsize
-  for length in outer:
-    size *= length
-  return size
+  return math.prod(outer) * -(-width // LANES) * LANES * x.dtype.itemsize

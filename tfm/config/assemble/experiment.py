@@ -171,6 +171,12 @@ class Experiment:
     width = round(model.width / self.parametrization.multiplier)
     rate = schedule(factor, peak, fields.warmup, self.config.training.steps, width)
     method = build_field('optimizer.name', spec.build, fields.name, tfm.optimizers, Optimizer)
+    decay = method.decay(fields.learning_rate)  # no schedule exceeds that
+    require(
+      decay < 1,
+      f'config.optimizer.name={fields.name} at learning_rate={fields.learning_rate} takes {decay:.3g} of '
+      'each parameter away in a step, which leaves none; use a smaller weight_decay',
+    )
     require(
       0 < fields.layer_decay <= 1,
       f'config.optimizer.layer_decay={fields.layer_decay} must be above 0 and at most 1; 1.0 is no decay',
