@@ -358,7 +358,6 @@ def test_memory_of_a_device_falls_with_the_stages(tiny):
   is kept for the backward pass.
   """
   wide = {'model.layers': 16, 'model.width': 64, 'training.batch_size': 32, 'optimizer.name': 'adamw'}
-  wide |= {'mesh.stage': 2}  # without stages a model keeps less of a layer than a pipeline of a microbatch's
   used = {S: Compiled(tiny(**wide), dict(stage=S)).step.memory_analysis() for S in (1, 2, 4, 8)}
   for S in (2, 4, 8):
     assert used[S].argument_size_in_bytes < 1.35 / S * used[1].argument_size_in_bytes

@@ -55,11 +55,12 @@ def measure_training() -> float:
   import numpy as np
 
   from tfm.config.assemble import Experiment
+  from tfm.parallel import freed_memory, sharding
   from tfm.parallel import mesh as meshes
-  from tfm.parallel import sharding
   from tfm.training import state as states
   from tfm.training.step import train_step
 
+  freed_memory.return_after_compiling()
   c = make_config()
   model, objective, (optimizer, rate) = (
     Experiment(c).build_model(SHAPE['vocab']),
@@ -103,8 +104,10 @@ def measure_decoding(batch: int, beams: int) -> float:
   from tfm.decoding import beam, loop
   from tfm.decoding.sampling import Sampling
   from tfm.decoding.unroll_layers import unroll_layers
+  from tfm.parallel import freed_memory
   from tfm.training import state as states
 
+  freed_memory.return_after_compiling()
   model = Experiment(make_config()).build_model(SHAPE['vocab'])
   params = jax.jit(lambda key: nn.unbox(states.init_params(model, key, 1, SHAPE['length'])))(
     jax.random.key(0)

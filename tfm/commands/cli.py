@@ -233,11 +233,13 @@ def format_field(field: tuple[str, Any]) -> str:
 
 
 def configure_jax() -> None:
-  """Makes rank promotion an error, and caches compiled programs on disk."""
+  """Makes rank promotion an error, caches compiled programs on disk, returns what compilers have freed."""
   import jax
 
   from tfm.data import cache
+  from tfm.parallel import freed_memory
 
+  freed_memory.return_after_compiling()
   jax.config.update('jax_numpy_rank_promotion', 'raise')
   if not jax.config.jax_compilation_cache_dir:
     jax.config.update('jax_compilation_cache_dir', str(cache.directory() / 'jax'))

@@ -7,7 +7,6 @@ import flax.linen as nn
 
 from tfm.feed_forwards.protocol import FeedForward
 from tfm.layers.linear import Linear
-from tfm.layers.recomputation import recompute
 from tfm.parallel.sharding import shard
 from tfm.shapes import Array, Bool, Float
 
@@ -36,38 +35,23 @@ class MLP(FeedForward):
       )(x)
       return self.transform(name, y)
 
-    def lower(self, *projections):
-      y = shard(self.combine(*projections), 'batch', 'length', 'mlp')
-      return Linear(
-        (self.hidden, self.width),
-        ('mlp', 'embed'),
-        self.output_initializer,
-        bias=self.bias,
-        dtype=self.dtype,
-        name='down',
-      )(y)
-
-    # The backward pass has the projections anyway, and an activation costs less than to keep its result.
-    return recompute(lower)(self, *map(project, self.projections()))
+    y = shard(self.activate(project), 'batch', 'length', 'mlp')
+    return Linear(
+      (self.hidden, self.width),
+      ('mlp', 'embed'),
+      self.output_initializer,
+      bias=self.bias,
+      dtype=self.dtype,
+      name='down',
+    )(y)
 
   @property
   def transformed_shapes(self):
-    return {name: ((self.hidden,), ('mlp',)) for name in self.projections()}
-
-  @classmethod
-  def projections(cls) -> tuple[str, ...]:
-    """The names of the arguments of `combine`."""
-    return ('up', 'gate') if cls.is_gated else ('up',)
-
-  @classmethod
-  def combine(
-    cls, up: Float[Array, '... F'], gate: Float[Array, '... F'] | None = None
-  ) -> Float[Array, '... F']:
-    """act(up), or act(up) ⊙ gate."""
-    y = cls.activation(up)
-    return y if gate is None else y * gate
+    names = ('up', 'gate') if self.is_gated else ('up',)
+    return {name: ((self.hidden,), ('mlp',)) for name in names}
 
   @classmethod
   def activate(cls, project: Callable[[str], Array]) -> Array:
-    """`combine` of the projections, each of which `project` computes by its name."""
-    return cls.combine(*map(project, cls.projections()))
+    """act(up), or act(up) ⊙ gate; `project` computes the projection of a name."""
+    y = cls.activation(project('up'))
+    return y * project('gate') if cls.is_gated else y

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from tfm.layers.checkpoint_names import name_states
 from tfm.layers.initializer import Initializer
 from tfm.shapes import Array, Bool, Float, Int, PyTree
 
@@ -42,7 +43,10 @@ def scan_chunks(
     x = jnp.pad(x, ((0, 0), (0, count * size - T), *((0, 0),) * (x.ndim - 2)))
     return x.reshape(x.shape[0], count, size, *x.shape[2:]).swapaxes(0, 1)
 
-  state, y = jax.lax.scan(jax.checkpoint(step, prevent_cse=False), state, jax.tree.map(split, inputs))
+  step = jax.checkpoint(step, prevent_cse=False)
+  state, y = jax.lax.scan(
+    lambda state, inputs: name_states(step(state, inputs)), state, jax.tree.map(split, inputs)
+  )
   return state, y.swapaxes(0, 1).reshape(y.shape[1], count * size, *y.shape[3:])[:, :T]
 
 

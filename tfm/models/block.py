@@ -11,7 +11,6 @@ import jax.numpy as jnp
 
 from tfm.layers.checkpoint_names import name_output
 from tfm.layers.learned_scale import LearnedScale
-from tfm.layers.recomputation import recompute
 from tfm.mixers.protocol import Context, Memory
 from tfm.parallel.sharding import shard
 from tfm.residuals.protocol import Residual
@@ -142,14 +141,10 @@ class Block(nn.Module):
 
   def branch(self, name, f, x, context):
     """The output of a branch, which is added to the residual stream."""
-    y = f(self.normalize(f'{name}_norm', x) if self.placement in ('pre', 'sandwich') else x)
+    y = f(self.norm(name=f'{name}_norm')(x) if self.placement in ('pre', 'sandwich') else x)
     if self.placement in ('sandwich', 'res_post'):
-      y = self.normalize(f'{name}_norm_after', y)
+      y = self.norm(name=f'{name}_norm_after')(y)
     return self.apply_dropout(y, context)
-
-  def normalize(self, name, x):
-    """x by the norm of that name."""
-    return recompute(lambda block, x: block.norm(name=name)(x))(self, x)
 
   def apply_dropout(self, y, context):
     return nn.Dropout(self.dropout, deterministic=not context.train)(y)

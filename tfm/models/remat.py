@@ -2,7 +2,7 @@
 
 The input of a layer, or of a turn of the pattern, is stored in any case; a policy says what else.
 
-  none · full                                 everything but norms and activations of MLPs · nothing
+  none · full                                 what is not computed element by element (`keep_products`) · nothing
   dots · dots_with_no_batch_dims              products · products of activations with parameters
   save('attention mixer/q')                   what has these names
   offload('block_input')                      nothing, and this moves to host memory meanwhile
@@ -10,7 +10,8 @@ The input of a layer, or of a turn of the pattern, is stored in any case; a poli
 
 Names are `block_input`; of a branch's output `mixer`, `cross` or `feed_forward`; of a projection's output its
 path, such as `mixer/q` or `feed_forward/up`; and `attention`, the output of an attention kernel before the
-output projection, with what the backward pass of the kernel needs of the forward pass. In MaxText they are
+output projection, with what the backward pass of the kernel needs of the forward pass; and `states`: of Mamba
+and Mamba-2 between chunks, with the outputs of the chunks. In MaxText they are
 decoder_layer_input; out_proj and mlpwo; query_proj and mlpwi; and context.
 """
 
@@ -71,7 +72,22 @@ def offload(names: str) -> NamePolicy:
   return save('', names)
 
 
-# name → the checkpoint policy; None: as `layers/recomputation.py` says.
+# Each element of the result is computed from one of each argument, or is one of them.
+ELEMENTWISE = frozenset(
+  'abs add add_any and broadcast_in_dim clamp concatenate convert_element_type copy cos div erf exp exp2 expm1 '
+  'integer_pow log log1p logistic max min mul neg not or pad pow reduce_precision reshape rsqrt select_n '
+  'sharding_constraint sign sin slice split sqrt square squeeze sub tanh transpose'.split()
+)
+
+
+def keep_products(primitive, *args, **fields) -> bool:
+  """The policy that computes again what is computed element by element, such as norms and activations, and
+  stores whatever else the backward pass needs: products, sums, kernels, recurrences, random numbers.
+  """
+  return primitive.name not in ELEMENTWISE
+
+
+# name → the checkpoint policy; None: `keep_products`, where layers are scanned.
 REMAT = {
   'none': lambda: None,
   'full': lambda: jax.checkpoint_policies.nothing_saveable,

@@ -11,10 +11,9 @@ from jax.ad_checkpoint import checkpoint_name
 from tfm.layers.cache_type import active_cache_type
 from tfm.layers.checkpoint_names import BLOCK
 from tfm.layers.quantization import INPUT_SIZES, Quantization, active_quantization
-from tfm.layers.recomputation import recomputes_activations
 from tfm.mixers.protocol import ATTENTION, ATTENTION_LOGITS, Context, Memory
 from tfm.models.block import HIDDEN, without_index
-from tfm.models.remat import Policy
+from tfm.models.remat import Policy, keep_products
 from tfm.models.stream import Stream
 from tfm.parallel import pipeline_parallelism
 from tfm.parallel.pipeline_parallelism import BLOCK_INPUT
@@ -51,15 +50,14 @@ class Stack(nn.Module):
   Attributes:
     pattern: block factories; layers: how many blocks in all.
     scan: see above.
-    remat: the checkpoint policy (`tfm.models.remat`); None: the backward pass computes nothing again.
+    remat: the checkpoint policy (`tfm.models.remat`); None: `keep_products` in a scan over layers, else
+      everything is stored.
     microbatches, repeats: of a pipeline, if the mesh has stages; see `pipeline.plan_schedule`.
     streams: how many copies of x the blocks pass on, to be summed after the last one.
     values: heads and channels of the values, if the blocks have value residuals; None: they have none.
     shares_keys: whether some blocks attend to keys and values of others.
     quantization: of the projections; None: none.
     cache_type: of keys and values, one of `CACHE_TYPES`.
-    recomputes: whether the backward pass computes norms and activations again, if `remat` says nothing; in a
-      pipeline it would free no memory.
   """
 
   pattern: tuple[Callable, ...]
@@ -73,7 +71,6 @@ class Stack(nn.Module):
   shares_keys: bool = False
   quantization: Quantization | None = None
   cache_type: str = 'full'
-  recomputes: bool = True
 
   @nn.compact
   def __call__(
@@ -88,8 +85,7 @@ class Stack(nn.Module):
       B, T, D = x.shape
       x = jnp.broadcast_to(x[:, :, None], (B, T, self.streams, D))
       x = shard(x, 'batch', 'length', None, 'embed')
-    recomputes = self.recomputes and self.remat is None and context.train
-    with active_quantization(self.quantization), recomputes_activations(recomputes):
+    with active_quantization(self.quantization):
       if self.values or self.shares_keys:
         keys = self.start_keys(context, caches) if self.shares_keys else None
         x, caches = self.run_blocks(Stream.start(x, self.values, keys), memory, context, caches)
@@ -108,7 +104,7 @@ class Stack(nn.Module):
       return self.run_pipelined(x, memory, context), None
     after = {}
     for name, blocks, repeats in self.parts():
-      group = remat(Group, self.remat, scan=bool(repeats))
+      group = remat(Group, self.checkpoint_policy(context, repeats), scan=bool(repeats))
       if repeats:
         # A flax scan takes None for "no cache" as an empty tree, so both forms are one call.
         group = nn.scan(
@@ -122,6 +118,12 @@ class Stack(nn.Module):
         )
       x, after[name] = group(blocks, name=name)(x, memory, context, None if caches is None else caches[name])
     return x, None if caches is None else after
+
+  @nn.nowrap
+  def checkpoint_policy(self, context: Context, repeats: int) -> Policy | None:
+    """That of blocks which a scan repeats."""
+    # Without a loop nothing is gained: XLA's CPU compiler keeps as much, and a step takes longer.
+    return self.remat or (keep_products if repeats > 1 and context.train else None)
 
   @nn.nowrap
   def start_keys(self, context: Context, caches: Any) -> Any:
@@ -152,7 +154,8 @@ class Stack(nn.Module):
     plan = pipeline_parallelism.plan_schedule(
       stages, self.repeats, self.microbatches, len(context.segments), shard_count(mesh_axes_of('batch'))
     )
-    group = remat(Group, self.remat, scan=True)(self.pattern, parent=None)
+    policy = self.checkpoint_policy(context, turns)
+    group = remat(Group, policy, scan=True)(self.pattern, parent=None)
     key = self.make_rng('dropout') if self.has_rng('dropout') else None
     sown = [name for name in REPORTS if self.is_mutable_collection(name)]
 
@@ -165,9 +168,8 @@ class Stack(nn.Module):
       return x, reports
 
     params = self.variables['params']['layers']
-    x, reports = pipeline_parallelism.run_pipeline(
-      layer, params, x, without_shared(memory, context), plan, self.remat
-    )
+    rows = without_shared(memory, context)
+    x, reports = pipeline_parallelism.run_pipeline(layer, params, x, rows, plan, policy)
     tokens = (
       pipeline_parallelism.split_into_microbatches(context.segments > 0, plan.microbatches)
       .sum((1, 2))

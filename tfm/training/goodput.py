@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import jax
 
 from tfm.errors import parse_json
+from tfm.parallel.freed_memory import COMPILED
 from tfm.training.atomic_files import write_atomically
 from tfm.training.progress_line import print_status
 
@@ -30,7 +31,6 @@ FILE = 'goodput.json'
 # totals at each save.
 TIERS = 'marks', 'near'
 MARKS = 8  # saves of each tier whose totals are stored
-COMPILED = '/jax/core/compile/backend_compile_duration'
 
 T = TypeVar('T')
 

@@ -345,7 +345,6 @@ def build_trunk(experiment: 'Experiment', where: str, causal: bool, branches: in
       shares_keys,
       experiment.quantization,
       config.decoding.cache,
-      recomputes=config.mesh.stage == 1,
     ),
     norm=build_norm(experiment, where, part),
     embedding_norm=m.embedding_norm,
