@@ -7,7 +7,7 @@ from tests.models import pairs
 from tfm.data.tokenizers.bytes import Bytes
 from tfm.decoding.beam import BeamSearch, Gnmt
 from tfm.decoding.translate import translate
-from tfm.decoding.unroll_layers import unroll_layers
+from tfm.decoding.unroll_layers import unroll_encoder, unroll_layers
 
 
 class Letters(Bytes):
@@ -30,6 +30,21 @@ def lengths(position, **limits):
     )
   )
   return [max(len(one.text) for one in results[i]) for i in range(2)]
+
+
+def test_an_encoder_without_scan_is_the_same_function():
+  model, params = pairs.make_model()
+  flat, flat_params = unroll_encoder(model, params)
+  assert set(flat_params['encoder']['stack']) == {'layers_0', 'layers_1'}
+  assert unroll_encoder(flat, flat_params)[0] is flat
+  source, target = (np.random.default_rng(i).integers(1, 9, (2, 8)).astype(np.int32) for i in range(2))
+  here = pairs.context(np.ones((2, 8)))
+  np.testing.assert_allclose(
+    pairs.logits(flat, flat_params, target, here, source, here),
+    pairs.logits(model, params, target, here, source, here),
+    rtol=1e-5,
+    atol=1e-6,
+  )
 
 
 def test_max_extra_tokens_limits_the_length():

@@ -7,6 +7,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import matplotlib.figure
 import numpy as np
 import pytest
 
@@ -347,7 +348,7 @@ def test_empty_bins_are_omitted():
   )
 
 
-def test_a_picture_with_an_impossible_length(tmp_path):
+def test_a_picture_with_an_impossible_length(tmp_path, monkeypatch):
   bins = tuple(Bin(i, i, 5.0 - i, 10) for i in range(4))
   one = LengthRecord(4, 'sliding', 2, 40, 3.0, 20.0, 2.0, bins)
   assert length_plot.full_bins(one) == [bins[2], bins[3]]
@@ -357,6 +358,19 @@ def test_a_picture_with_an_impossible_length(tmp_path):
     dataclasses.replace(one, length=8, loss=3.5),
     LengthRecord(16, 'sliding', 2, impossible='impossible: …'),
   ]
+  figures = []
+  save = matplotlib.figure.Figure.savefig
+
+  def record(figure, *file, **options):
+    figures.append(figure)
+    save(figure, *file, **options)
+
+  monkeypatch.setattr(matplotlib.figure.Figure, 'savefig', record)
   for name, drawn in (('a', records), ('b', records[2:])):
     length_plot.draw(drawn, 8, 'a run', tmp_path / f'{name}.png')
     assert (tmp_path / f'{name}.png').stat().st_size > 10_000
+  losses, places = figures[0].axes
+  assert figures[0].get_suptitle() == 'a run'
+  assert [line.get_xydata().tolist() for line in losses.lines[:1]] == [[[4, 3.0], [8, 3.5]]]
+  assert losses.get_xlabel().endswith('impossible: 16') and places.get_xlabel().startswith('sliding')
+  assert [line.get_label() for line in places.lines[:2]] == ['4', '8']

@@ -14,6 +14,7 @@ from tfm.config.assemble import Experiment
 from tfm.config.overlay import assign, complete
 from tfm.config.resolve import resolve_config
 from tfm.config.validate import validate_run
+from tfm.data import pipeline
 from tfm.data.images import CaptionedImages
 from tfm.data.tokenizers.bytes import Bytes
 from tfm.data.tokens import Tokens
@@ -224,6 +225,16 @@ def test_negatives_are_those_of_all_devices(model, boxed, params, one, axes):
     rows = jax.device_put(batch, sharding.batch_sharding(mesh, rules))
     many = jax.jit(compute(model))(placed, rows)
   jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=2e-4, atol=2e-5), expected, many)
+
+
+def test_a_row_of_padding_has_the_shape_of_a_row():
+  experiment = Experiment(config())
+  data = pipeline.open_data(experiment.source, experiment.tokenizer)
+  objective = experiment.objective
+  tokens = data.tokens('validation')
+  row = objective.rows(experiment.packing, tokens, LENGTH, 0, data.tokenizer)[0]
+  padding = objective.padding_row(LENGTH)
+  assert {name: np.shape(x) for name, x in padding.items()} == {name: np.shape(x) for name, x in row.items()}
 
 
 def test_a_text_keeps_its_end(model):

@@ -69,6 +69,20 @@ def test_a_row_has_both_continuations_after_their_prompt(batch, preferences):
       assert not answers[~valid].any()
 
 
+def test_training_reads_the_pairs_in_a_random_order_each_once_an_epoch(batch, preferences):
+  experiment = Experiment(preferences())
+  _, tokens = batch
+  count = tokens.documents
+
+  def order(seed):
+    rows = experiment.packing.rows(tokens, LENGTH, seed)
+    return [rows[i]['inputs'].tobytes() for i in range(count)]
+
+  one, other, read = order(0), order(1), experiment.packing.evaluation_rows(tokens, LENGTH)
+  assert one != other and sorted(one) == sorted(other)
+  assert sorted(one) == sorted(read[i]['inputs'].tobytes() for i in range(count)) and len(read) == count
+
+
 def test_pairs_longer_than_a_row_are_skipped(batch, preferences, caplog):
   experiment = Experiment(preferences())
   _, tokens = batch

@@ -88,6 +88,20 @@ def test_evaluation_and_decoding_use_the_model_alone():
   np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.parametrize('last', ['gelu', 'mixture_of_experts(experts=2)'])
+def test_the_load_of_experts_counts_in_all_blocks_that_have_some(last):
+  experts = dict(feed_forward='mixture_of_experts(experts=2)')
+  model, objective = build(
+    'multi_token_prediction(weight=0.0)',
+    layers=2,
+    pattern=('first', 'last'),
+    blocks=dict(first=experts, last=dict(feed_forward=last)),
+  )
+  batch = jax.tree.map(lambda x: jnp.asarray(x, jnp.int32), BATCH)
+  _, sums = objective(model, tiny.parameters(model), batch, jax.random.key(0))
+  assert sums['auxiliary'] > 0
+
+
 def test_further_tokens_train_the_trunk():
   model, objective = build('multi_token_prediction(weight=1000.0)')
   params = tiny.parameters(model)

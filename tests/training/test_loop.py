@@ -7,7 +7,7 @@ import pytest
 from tfm.runs import load as runs
 from tfm.runs.summary import summarize_run
 from tfm.runs.train import train
-from tfm.training import checkpoint, metrics
+from tfm.training import checkpoint, metrics, progress_line
 
 
 def test_a_nan_names_metric_and_step_and_leaves_the_last_good_checkpoint(tiny, tmp_path):
@@ -43,6 +43,15 @@ def test_what_a_run_leaves_behind(tiny, tmp_path):
   assert 'content hash' in (tmp_path / 'log.txt').read_text()
   assert (tmp_path / 'curves.png').read_bytes().startswith(b'\x89PNG')
   assert list((tmp_path / 'profile').rglob('*.xplane.pb'))
+
+
+def test_each_step_is_shown_with_the_number_of_all(tiny, tmp_path, monkeypatch):
+  shown = []
+  monkeypatch.setattr(progress_line.Lines, 'show_progress', lambda self, progress: shown.append(progress))
+  train(tiny(), tmp_path)
+  assert sorted({(progress.step, progress.steps) for progress in shown}) == [(i, 6) for i in range(1, 7)]
+  validated = [progress.validation and progress.validation[0] for progress in shown]
+  assert list(dict.fromkeys(validated)) == [None, 3, 6]
 
 
 def test_metrics_beyond_the_checkpoint_are_forgotten(tmp_path):

@@ -66,9 +66,12 @@ def test_a_damaged_row_is_named_with_what_is_wrong(tmp_path, row, reason):
 def test_what_is_written_can_be_read(tmp_path):
   log = metrics.MetricsLog(tmp_path, 0)
   rows = [
-    log.write(0, 'train', dict(loss=float('inf'), memory_bytes=2**31, batch='3f2a')),
-    log.write(1, 'validation', dict(diverged='validation loss is nan at step 1')),
+    dict(step=0, split='train', loss=float('inf'), memory_bytes=2**31, batch='3f2a'),
+    dict(step=1, split='validation', diverged='validation loss is nan at step 1'),
   ]
+  for row in rows:
+    values = {name: value for name, value in row.items() if name not in ('step', 'split')}
+    assert log.write(row['step'], row['split'], values) == row
   log.close()
   assert metrics.read(tmp_path / 'metrics.jsonl') == rows
 

@@ -74,6 +74,14 @@ def test_loss_in_pieces_is_the_loss(tiny, chunk, model):
   assert_trees_close(a.params, b.params, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize('chunk', [0, 64])
+def test_a_loss_in_pieces_never_has_all_logits(tiny, chunk):
+  config = tiny(**{'training.loss_chunk': chunk, 'model.feed_forward_width': 24})
+  model, objective = Experiment(config).build_model(VOCAB), Experiment(config).objective
+  jaxpr = jax.make_jaxpr(jax.grad(lambda p: objective(model, p, batch(), None)[0]))(initial(model))
+  assert (f'[{ROWS},{LENGTH},{model.rows}]' in str(jaxpr)) == (not chunk)
+
+
 @pytest.mark.slow
 def test_the_loss_is_of_capped_logits(tiny):
   """In pieces as at once, the objective and its gradient are those of numbers that the cap bends."""

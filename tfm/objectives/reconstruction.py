@@ -23,6 +23,6 @@ class Reconstruction(Answers):
 
   def predict(self, model, params, batch, key, dropout, sow=()):
     predicted = super().predict(model, params, batch, key, dropout, sow)
-    context = Context(batch['positions'], batch['segments'], train=dropout is not None, layout=self.layout)
+    context = Context(batch['positions'], batch['segments'], layout=self.layout)
     features, _ = self.apply_model(model, params, None, 'reconstruct', predicted.features, context)
     return predicted._replace(features=features)
