@@ -2,7 +2,7 @@
 
 The input of a layer, or of a turn of the pattern, is stored in any case; a policy says what else.
 
-  none · full                                 what is not computed element by element (`keep_products`) · nothing
+  none · full                                 all but elementwise functions (`keep_products`) · nothing
   dots · dots_with_no_batch_dims              products · products of activations with parameters
   save('attention mixer/q')                   what has these names
   offload('block_input')                      nothing, and this moves to host memory meanwhile
@@ -74,9 +74,9 @@ def offload(names: str) -> NamePolicy:
 
 # Each element of the result is computed from one of each argument, or is one of them.
 ELEMENTWISE = frozenset(
-  'abs add add_any and broadcast_in_dim clamp concatenate convert_element_type copy cos div erf exp exp2 expm1 '
-  'integer_pow log log1p logistic max min mul neg not or pad pow reduce_precision reshape rsqrt select_n '
-  'sharding_constraint sign sin slice split sqrt square squeeze sub tanh transpose'.split()
+  'abs add add_any and broadcast_in_dim clamp concatenate convert_element_type copy cos div erf exp exp2 '
+  'expm1 integer_pow log log1p logistic max min mul neg not or pad pow reduce_precision reshape rsqrt '
+  'select_n sharding_constraint sign sin slice split sqrt square squeeze sub tanh transpose'.split()
 )
 
 
