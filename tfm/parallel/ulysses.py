@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from tfm.errors import require
 from tfm.parallel.mesh_request import DivisibilityConstraint
@@ -14,6 +15,7 @@ from tfm.shapes import Array, Float, PyTree
 
 
 AXIS = 'ulysses'
+EXCHANGED = 'exchanged'  # the name of what attention gets, and gives, by checkpoint policies
 ATTENTION_AXES = 'batch', 'length', 'heads', 'kv'
 
 
@@ -49,13 +51,15 @@ def exchange_tokens_for_heads(
   k, v = (jnp.repeat(x, copies, axis=2) if copies > 1 else x for x in (k, v))
   # By tokens up to here, else the compiler shards what comes before by heads, too, and gathers what it needs.
   q, k, v = (shard(x, *ATTENTION_AXES) for x in (q, k, v))
+  # What is exchanged has a name, so that the backward pass does not exchange it once more.
   with rules_context(rules):
-    q, k, v = (shard(x, *ATTENTION_AXES) for x in (q, k, v))
-    of_tokens = jax.tree.map(lambda x: shard(x, 'batch', 'length'), of_tokens)  # once, not in every block
+    q, k, v = (checkpoint_name(shard(x, *ATTENTION_AXES), EXCHANGED) for x in (q, k, v))
+    # Once, not in every block.
+    of_tokens = jax.tree.map(lambda x: checkpoint_name(shard(x, 'batch', 'length'), EXCHANGED), of_tokens)
     out, log_sum_exp = attention(q, k, v, of_tokens)
   if log_sum_exp is not None:
     log_sum_exp = shard(log_sum_exp, 'batch', 'heads', 'length')
-  return shard(out, *ATTENTION_AXES), log_sum_exp
+  return checkpoint_name(shard(out, *ATTENTION_AXES), EXCHANGED), log_sum_exp
 
 
 def rules_during_attention(rules: Sequence[tuple[str, tuple[str, ...]]]) -> tuple[tuple[str, tuple], ...]:
