@@ -5,10 +5,10 @@ Source:    Vaswani et al. 2017, §6.2 and Table 3.
 Command:   tfm ablate experiments/vaswani_table3.py --workdir=runs/table3   (scaled down, number words)
            tfm ablate experiments/vaswani_table3.py:full --workdir=runs/table3-full   (as in the paper)
 Cost:      2:01 h on 2 CPU cores (x86_64), with --jobs=2; full: not measured.
-Expected:  in 500 steps twice the width gains 0.060 nats, half the width loses 0.167 and keys of 8 or 4 channels
-           lose 0.059 and 0.086, as in the paper; without smoothing the loss is 0.036 less; four layers lose
-           0.194 and learned positions 0.180, against the paper; one, two or eight heads are undecided. Full:
-           the paper's table, base 25.8 BLEU on newstest2013.
+Expected:  in 500 steps twice the width gains 0.060 nats, half the width loses 0.167 and keys of 8 or 4
+           channels lose 0.059 and 0.086, as in the paper; without smoothing the loss is 0.036 less; four
+           layers lose 0.194 and learned positions 0.180, against the paper; one, two or eight heads are
+           undecided. Full: the paper's table, base 25.8 BLEU on newstest2013.
 """
 
 from ml_collections import ConfigDict

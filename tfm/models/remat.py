@@ -10,9 +10,9 @@ The input of a layer, or of a turn of the pattern, is stored in any case; a poli
 
 Names are `block_input`; of a branch's output `mixer`, `cross` or `feed_forward`; of a projection's output its
 path, such as `mixer/q` or `feed_forward/up`; `attention`, the output of an attention kernel before the output
-projection, with what the backward pass of the kernel needs of the forward pass; `states`, of Mamba and Mamba-2
-between chunks, with the outputs of the chunks; and `exchanged`, what a mesh axis `ulysses` exchanges. The first
-are in MaxText decoder_layer_input; out_proj and mlpwo; query_proj and mlpwi; and context.
+projection, with what the backward pass of the kernel needs of the forward pass; `states`, of Mamba and
+Mamba-2 between chunks, with the outputs of the chunks; and `exchanged`, what the mesh axis `ulysses`
+exchanges. The first are in MaxText decoder_layer_input; out_proj and mlpwo; query_proj and mlpwi; and context.
 """
 
 import dataclasses
