@@ -169,7 +169,7 @@ def costly(jaxpr):
   ids=lambda fields: fields.get('mixer', fields.get('kernel', fields.get('feed_forward'))),
 )
 def test_training_without_a_policy_stores_products_and_recurrences_alone(fields, monkeypatch):
-  """Neither is computed twice, the gradient is the same, and less is kept."""
+  """Neither is computed twice, the gradient is the same, and less is stored."""
   model = decoder(layers=3, **fields)
   params, context = parameters(model), Context.contiguous(TOKENS, train=True)
 
@@ -178,11 +178,11 @@ def test_training_without_a_policy_stores_products_and_recurrences_alone(fields,
     jaxpr = jax.make_jaxpr(run)(params)
     return jax.jit(run)(params), collections.Counter(costly(jaxpr.jaxpr)), memory.peak(jaxpr.jaxpr)
 
-  ours, counts, kept = measure()
+  ours, counts, stored = measure()
   monkeypatch.setattr(stack, 'keep_products', None)
-  expected, all_counts, all_kept = measure()
+  expected, all_counts, all_stored = measure()
   close(ours, expected)
-  assert counts <= all_counts and kept < 0.95 * all_kept
+  assert counts <= all_counts and stored < 0.95 * all_stored
 
 
 @pytest.mark.sampled(5)

@@ -334,10 +334,7 @@ def test_rungs_drop_rates_before_they_train_in_full(file, tmp_path, monkeypatch)
 
 @pytest.mark.slow
 def test_a_killed_study_resumes(file, done, tmp_path):
-  """A SIGTERM in the middle: what is there stays, and the end is that of the unbroken study.
-
-  A slice that was quicker than the watched arm may have ended, with a report of what there is by then.
-  """
+  """A SIGTERM in the middle of an arm: what is there stays, and the end is that of the unbroken study."""
   command = [sys.executable, '-m', 'tfm', 'ablate', file, f'--workdir={tmp_path}', '--jobs', '2']
   env = dict(os.environ)
   process = subprocess.Popen(command, env=env)

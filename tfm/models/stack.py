@@ -122,7 +122,7 @@ class Stack(nn.Module):
   @nn.nowrap
   def checkpoint_policy(self, context: Context, repeats: int) -> Policy | None:
     """That of blocks which a scan repeats."""
-    # Without a loop nothing is gained: XLA's CPU compiler keeps as much, and a step takes longer.
+    # Without a loop XLA's CPU compiler stores more with it, and a step takes longer.
     return self.remat or (keep_products if repeats > 1 and context.train else None)
 
   @nn.nowrap
