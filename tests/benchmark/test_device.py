@@ -5,12 +5,14 @@ import re
 import subprocess
 import sys
 
+import jax
 import pytest
 
 from tests.paths import ROOT
 from tfm.benchmark import measure_device
-from tfm.benchmark.device import cells, machine, report
+from tfm.benchmark.device import cells, errors, machine, report
 from tfm.commands import cli
+from tfm.kernels.chunked import Chunked
 
 
 pytestmark = pytest.mark.rotated(3)
@@ -56,8 +58,8 @@ def test_every_cell_runs_where_only_jax_flax_and_optax_are(tmp_path):
   assert [*results] == [cell.key for cell in expected]
   for cell in expected:
     found = results[cell.key]
-    if cell.arguments.get('kernel') in ('cudnn', 'tokamax', 'flash', 'flash(64)'):
-      assert re.search('it runs on (tpu and )?gpu, not on cpu', found['error'])
+    if cell.arguments.get('kernel') in ('cudnn', 'flash', 'flash(128)') or 'pallas' in cell.key:
+      assert re.search('runs on (tpu and )?gpu, not on cpu', found['error'])
     else:
       assert 'error' not in found and all(value > 0 for value in found.values()), (cell, found)
       assert report.HEADLINES[cell.group][0] in found
@@ -126,6 +128,23 @@ def test_a_process_ends_at_its_limit_or_when_the_time_is_over(tmp_path):
   )
   assert measure_device.measure_apart(limited, tmp_path, 0) == dict(error='took longer than 0 s')
   assert measure_device.measure_apart(unlimited, tmp_path, 0) is None
+
+
+def test_errors_are_those_against_the_specification(monkeypatch):
+  """Of bfloat16 a few thousandths; of a kernel whose gradient is wrong as much as that."""
+  shape = dict(length=40, batch=1, heads=2, head_width=16)
+  found = errors.kernel('chunked', 'bfloat16', **shape)
+  assert set(found) == {'worst', *cells.VARIANTS}
+  assert 1e-4 < found['worst'] == max(found[name] for name in cells.VARIANTS) < 0.02
+  right = Chunked.attend
+  monkeypatch.setattr(
+    Chunked,
+    'attend',
+    lambda self, q, k, v, inputs: right(self, jax.lax.stop_gradient(q), k, v, inputs),
+  )
+  assert errors.kernel('chunked', 'bfloat16', **shape)['causal'] > 0.5
+  with pytest.raises(ValueError, match='not on cpu'):
+    errors.kernel('cudnn', 'bfloat16', **shape)
 
 
 def test_an_impossible_cell_reports_a_sentence():

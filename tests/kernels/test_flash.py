@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.core import jaxprs_in_params
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 from jax.tree_util import Partial
 
@@ -16,6 +17,8 @@ from tfm.analysis import gpu_targets, lowering, plan, topology
 from tfm.config.assemble import Experiment
 from tfm.config.schema import default_config
 from tfm.conformance import collect, test_kernels
+from tfm.kernels._block_plan import BlockGrid
+from tfm.kernels._tiles import make_plan
 from tfm.kernels.protocol import AttentionInputs
 from tfm.layers import locations
 from tfm.layers.dot_product import scaled_dot
@@ -180,6 +183,45 @@ def test_what_a_ring_of_flash_refuses():
     reason = ring.unsupported_reason(*arrays(T=256), inputs.replace(bias=Partial(jnp.add)))
     assert reason == "step='flash' supports no bias on the logits"
   assert 'not on cpu' in kernel('ring(16, 16, step="flash")').unavailable_reason('cpu')
+
+
+@pytest.mark.parametrize('side', ['by_query', 'by_key'])
+@pytest.mark.parametrize('mask', ['causal', 'causal & window(20)', 'causal & (window(9) | sinks(3))'])
+def test_tiles_that_need_no_mask_come_first(mask, side):
+  """Against the visibility of every pair: none without any is visited, and those called plain have all."""
+  b, T = 8, 64
+  ids = np.asarray([[1] * 30 + [2] * 34, [1] * 8 + [2] * 8 + [0] * 48])
+  built, grid = collect.mask(mask), BlockGrid(b, b, T, T)
+  lines = getattr(make_plan(built, 'packed', grid), side)
+  visits = lines.visits(grid, jnp.asarray(ids), jnp.asarray(ids))
+  tokens = np.arange(T)
+  shown = np.asarray(built(tokens[:, None], tokens[None]))
+  for row, (starts, plain, ends, queries, keys) in enumerate(zip(*(np.asarray(x)[:, 0] for x in visits[:5]))):
+    visible = shown & (ids[row][:, None] == ids[row]) & (ids[row] != 0)
+    pairs = visible.reshape(T // b, b, T // b, b).sum((1, 3))
+    found = {(queries[n], keys[n]) for start, end in zip(starts, ends) for n in range(start, end)}
+    assert sum(ends - starts) == len(found) and found >= set(zip(*np.nonzero(pairs)))
+    whole = {(queries[n], keys[n]) for start, end in zip(starts, plain) for n in range(start, end)}
+    assert whole <= set(zip(*np.nonzero(pairs == b * b)))
+    if '&' not in mask:
+      assert whole == set(zip(*np.nonzero(pairs == b * b)))
+
+
+def test_the_loops_of_the_kernels_have_no_branches():
+  """Triton loads the next tiles while it computes these, but for loops with branches."""
+  attend = make_attention(INTERPRETED, T=64, mask='causal & window(20)')
+  loss = lambda *args: attend(*args)[0].sum()  # noqa: E731
+  jaxpr = jax.make_jaxpr(jax.grad(loss, (0, 1, 2, 4)))(*arrays(T=64), SINKS, TABLE).jaxpr
+  kernels = [e.params['jaxpr'] for e in list_equations(jaxpr) if e.primitive.name == 'pallas_call']
+  names = [[e.primitive.name for e in list_equations(each)] for each in kernels]
+  assert len(names) == 4 and all(each.count('while') == 2 and 'cond' not in each for each in names)
+
+
+def list_equations(jaxpr):
+  for equation in jaxpr.eqns:
+    yield equation
+    for inner in jaxprs_in_params(equation.params):
+      yield from list_equations(inner)
 
 
 @pytest.mark.slow

@@ -85,7 +85,7 @@ def target_description(gpu: Gpu) -> str:
 
 def is_cuda_plugin_installed() -> bool:
   """Whether JAX's CUDA plugin is installed; it compiles without a GPU, a driver or NVIDIA's libraries."""
-  return importlib.util.find_spec('jax_cuda12_plugin') is not None
+  return any(importlib.util.find_spec(f'jax_cuda{version}_plugin') for version in (12, 13))
 
 
 def devices(name: str, count: int, hosts: int) -> list[jax.Device]:

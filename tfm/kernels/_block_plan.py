@@ -204,11 +204,20 @@ def blocks_share_document(
 
   Compares the ranges of segment ids, so the answer is exact or errs towards True.
   """
+  return compare_documents(grid, q_segments, k_segments)[0]
+
+
+def compare_documents(
+  grid: BlockGrid, q_segments: Int[Array, 'B T'], k_segments: Int[Array, 'B S']
+) -> tuple[Bool[Array, 'B I J'], Bool[Array, 'B I J']]:
+  """(`blocks_share_document`, whether all tokens of both blocks are of one document)."""
 
   def id_range(segments, size):
     segments = segments.reshape(len(segments), -1, size)
-    return jnp.where(segments > 0, segments, np.iinfo(np.int32).max).min(-1), segments.max(-1)
+    low = jnp.where(segments > 0, segments, np.iinfo(np.int32).max).min(-1)
+    is_one = (segments == segments[..., :1]).all(-1) & (segments[..., 0] > 0)
+    return low, segments.max(-1), is_one
 
-  q_low, q_high = id_range(q_segments, grid.queries)
-  k_low, k_high = id_range(k_segments, grid.keys)
-  return (q_low[:, :, None] <= k_high[:, None, :]) & (k_low[:, None, :] <= q_high[:, :, None])
+  q_low, q_high, q_is_one = (x[:, :, None] for x in id_range(q_segments, grid.queries))
+  k_low, k_high, k_is_one = (x[:, None] for x in id_range(k_segments, grid.keys))
+  return (q_low <= k_high) & (k_low <= q_high), q_is_one & k_is_one & (q_low == k_low)

@@ -6,9 +6,9 @@ from typing import Any
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from tfm.kernels._block_plan import BlockGrid, VisitPlan, blocks_share_document
+from tfm.kernels._block_plan import BlockGrid, VisitPlan
 from tfm.kernels._blockwise import OutputGradients
-from tfm.kernels._tiles import Operands, Tiles, Visits
+from tfm.kernels._tiles import Lines, Operands, Tiles, Visits
 from tfm.kernels.protocol import CHECKPOINT_NAME, OF_TOKENS
 from tfm.layers.pallas import pad_channels
 from tfm.shapes import Array, Float
@@ -89,11 +89,9 @@ def make_operands(qkv: Qkv, inputs: Any) -> Operands:
 
 def make_visits(grid: BlockGrid, plan: VisitPlan, inputs: Any, by_key: bool) -> Visits:
   """The visits of a plan whose lines are blocks of queries, or of keys; the plan may be traced."""
-  starts, blocks = jnp.asarray(plan.starts), jnp.asarray(plan.blocks)
+  starts, blocks, fully_visible = map(jnp.asarray, plan)
   lines = jnp.searchsorted(starts[1:], jnp.arange(len(blocks)), side='right').astype(jnp.int32)
   lines = jnp.minimum(lines, len(starts) - 2)  # a plan is padded with visits that no line makes
   queries, keys = (blocks, lines) if by_key else (lines, blocks)
-  visits = Visits(
-    starts, queries, keys, jnp.zeros_like(keys), 1 + jnp.asarray(plan.fully_visible)[None, None]
-  )
-  return visits.with_kinds(blocks_share_document(grid, inputs.q_segments, inputs.k_segments))
+  tiles = Lines(starts, queries, keys, jnp.zeros_like(keys), fully_visible)
+  return tiles.visits(grid, inputs.q_segments, inputs.k_segments)

@@ -18,51 +18,81 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from tfm.kernels._block_plan import BlockGrid, VisitPlan, plan_visits
+from tfm.kernels._block_plan import BlockGrid, VisitPlan, compare_documents, plan_visits
 from tfm.layers import pallas
 from tfm.layers.pallas import matmul
 from tfm.shapes import Array, Float, Int, PyTree
 
 
-class Visits(NamedTuple):
-  """The tiles that each line visits: line l those from `starts[l]` to `starts[l + 1]`.
+LOG2_E = float(np.log2(np.e))
+
+
+class Lines(NamedTuple):
+  """The tiles that the mask shows, line after line: line l has those from `starts[l]` to `starts[l + 1]`.
+
+  The tiles after the last line are padding, of which there must be one or more.
 
   Attributes:
     queries, keys: the blocks of a tile. diagonals: which tile of the bias it takes.
-    kinds: of each tile and row, 0 if no document has tokens in both blocks, 2 if the mask shows every pair,
-      and else 1; of one row of one document until `with_kinds`.
+    fully_visible: 1 where the mask shows every pair.
   """
 
-  starts: Int[Array, 'L']
+  starts: Int[Array, 'L+1']
   queries: Int[Array, 'N']
   keys: Int[Array, 'N']
   diagonals: Int[Array, 'N']
-  kinds: Int[Array, 'B 1 N']
+  fully_visible: Int[Array, 'N']
 
   @classmethod
-  def in_lines(cls, lines, count, queries, keys, diagonals, fully_visible) -> 'Visits':
-    """Tiles in order of their lines, of which there are `count`; one more is for plans without any."""
+  def sorted_by(cls, lines, count, queries, keys, diagonals, fully_visible) -> 'Lines':
+    """Tiles in order of their lines, of which there are `count`, on the host."""
     order = np.argsort(lines, kind='stable')
     starts = np.searchsorted(lines[order], np.arange(count + 1))
-    columns = (np.append(x[order], 0) for x in (queries, keys, diagonals, 1 + fully_visible))
-    *columns, kinds = (x.astype(np.int32) for x in columns)
-    return cls(starts.astype(np.int32), *columns, kinds[None, None])
+    columns = (np.append(x[order], 0) for x in (queries, keys, diagonals, fully_visible))
+    return cls(*(x.astype(np.int32) for x in (starts, *columns)))
 
-  def with_kinds(self, share_document: Array) -> 'Visits':
-    """The visits with the kinds of rows whose blocks share documents as in `share_document` [B I J]."""
-    return self._replace(kinds=jnp.where(share_document[:, None, self.queries, self.keys], self.kinds, 0))
+  def visits(self, grid: BlockGrid, q_segments: Array, k_segments: Array) -> 'Visits':
+    """What each line visits in rows with these documents: a loop without branches can be pipelined."""
+    shared, common = compare_documents(grid, q_segments, k_segments)
+    starts, tiles = jnp.asarray(self.starts), jnp.arange(self.queries.shape[0])[None]
+    lines = jnp.searchsorted(starts[1:], tiles, side='right')
+    is_shown = shared[:, self.queries, self.keys] & (tiles < starts[-1])
+    is_plain = common[:, self.queries, self.keys] & (jnp.asarray(self.fully_visible) != 0)[None]
+    ranks = 3 * lines + jnp.where(is_shown, jnp.where(is_plain, 0, 1), 2)
+    order = jnp.argsort(ranks, axis=-1)
+    firsts = 3 * jnp.arange(len(self.starts) - 1)
+    find = jax.vmap(jnp.searchsorted, (0, None))
+    ends = (find(jnp.take_along_axis(ranks, order, 1), firsts + rank) for rank in range(3))
+    blocks = (jnp.asarray(x)[order] for x in (self.queries, self.keys, self.diagonals))
+    return Visits(*(x[:, None].astype(jnp.int32) for x in (*ends, *blocks)))
+
+
+class Visits(NamedTuple):
+  """The tiles that each line visits in a row: first those of which every pair is visible, then the others.
+
+  Attributes:
+    starts, plain, ends: of each line; the tiles from `starts` to `plain` need no mask, those to `ends` do.
+    queries, keys, diagonals: as in `Lines`; None where a kernel does not read it.
+  """
+
+  starts: Int[Array, 'B 1 L']
+  plain: Int[Array, 'B 1 L']
+  ends: Int[Array, 'B 1 L']
+  queries: Int[Array, 'B 1 N'] | None
+  keys: Int[Array, 'B 1 N'] | None
+  diagonals: Int[Array, 'B 1 N'] | None
 
 
 class Plan(NamedTuple):
-  """The visits by block of queries, by block of keys and by diagonal, on the host.
+  """The tiles by block of queries, by block of keys and by diagonal, on the host.
 
   Attributes:
     offsets: of each diagonal, query index less key index of its tiles' first tokens.
   """
 
-  by_query: Visits
-  by_key: Visits
-  by_diagonal: Visits
+  by_query: Lines
+  by_key: Lines
+  by_diagonal: Lines
   offsets: Int[np.ndarray, 'D']
 
 
@@ -75,20 +105,20 @@ def make_plan(mask: Callable, layout: str, grid: BlockGrid) -> Plan:
   offsets, diagonals = np.unique(queries - keys, return_inverse=True)
   tiles = queries, keys, diagonals, fully_visible
   return Plan(
-    Visits.in_lines(queries, grid.shape[0], *tiles),
-    Visits.in_lines(keys, grid.shape[1], *tiles),
-    Visits.in_lines(diagonals, len(offsets), *tiles),
+    Lines.sorted_by(queries, grid.shape[0], *tiles),
+    Lines.sorted_by(keys, grid.shape[1], *tiles),
+    Lines.sorted_by(diagonals, len(offsets), *tiles),
     offsets * grid.keys,
   )
 
 
 class Tile(NamedTuple):
-  """One visit: the blocks of queries and keys, the diagonal, and the kind (see `Visits`)."""
+  """One visit: the blocks of queries and keys, the diagonal, and whether every pair is visible."""
 
   query: Int[Array, '']
   key: Int[Array, '']
-  diagonal: Int[Array, '']
-  kind: Int[Array, '']
+  diagonal: Int[Array, ''] | None
+  is_plain: bool
 
 
 class Operands(NamedTuple):
@@ -160,17 +190,19 @@ class Tiles:
     """The output [B H T C2] in that dtype, and the log-sum-exp [B H T 1] in float32."""
     rows = operands.q.shape[:3]
     outputs = (*rows, operands.v.shape[-1], dtype), (*rows, 1, jnp.float32)
-    return self.call(self.forward_line, OF_QUERIES, visits, operands, *outputs)
+    return self.call(self.forward_line, OF_QUERIES, visits._replace(queries=None), operands, *outputs)
 
   def q_gradient(self, visits: Visits, operands: Operands) -> Array:
     """The gradient of q [B H T C], in float32."""
-    return self.call(self.q_gradient_line, OF_QUERIES, visits, operands, (*operands.q.shape, jnp.float32))[0]
+    output = *operands.q.shape, jnp.float32
+    return self.call(self.q_gradient_line, OF_QUERIES, visits._replace(queries=None), operands, output)[0]
 
   def kv_gradients(self, visits: Visits, operands: Operands) -> tuple[Array, ...]:
     """The gradients of k [B K S C] and v [B K S C2], in float32."""
     (B, H), of_keys = operands.q.shape[:2], (operands.k, operands.v)
     outputs = ((B, H, *x.shape[2:], jnp.float32) for x in of_keys)
-    of_heads = self.call(self.kv_gradients_line, OF_KEYS, visits, operands.transpose(), *outputs)
+    visits, operands = visits._replace(keys=None), operands.transpose()
+    of_heads = self.call(self.kv_gradients_line, OF_KEYS, visits, operands, *outputs)
     # The query heads of a group share their keys and values.
     return tuple(d.reshape(*x.shape[:2], -1, *x.shape[2:]).sum(2) for d, x in zip(of_heads, of_keys))
 
@@ -180,15 +212,13 @@ class Tiles:
     every_row = dict(bias=operands.bias, sinks=operands.sinks)
 
     def add_row(total, row):
-      kinds, operands = jax.tree.map(lambda x: x[None], row)
+      visits, operands = jax.tree.map(lambda x: x[None], row)
       output = (1, H, D * b, b, jnp.float32)
       line = self.bias_gradient_line
-      (one,) = self.call(
-        line, frozenset(), visits._replace(kinds=kinds), operands._replace(**every_row), output
-      )
+      (one,) = self.call(line, frozenset(), visits, operands._replace(**every_row), output)
       return total + one.reshape(total.shape), None
 
-    rows = visits.kinds, operands._replace(bias=None, sinks=None)
+    rows = visits, operands._replace(bias=None, sinks=None)
     return jax.lax.scan(add_row, jnp.zeros((H, D, b, b), jnp.float32), rows)[0]
 
   def call(
@@ -201,6 +231,8 @@ class Tiles:
       outputs: their shapes [B H length width] and dtypes; each line writes a block of the length.
     """
     B, H = operands.q.shape[:2]
+    if operands.bias is None:
+      visits = visits._replace(diagonals=None)
 
     def spec(name, array):
       if array is None:
@@ -221,15 +253,16 @@ class Tiles:
       return pl.BlockSpec((None, None, length, width), place)
 
     of_operands = Operands(*(spec(name, x) for name, x in operands._asdict().items()))
-    of_kinds = self.scalars((None, *visits.kinds.shape[1:]), lambda row, head, line: (row, 0, 0))
-    of_visits = Visits(*[self.scalars()] * 4, kinds=of_kinds)
+    of_visits = jax.tree.map(
+      lambda x: self.scalars((None, *x.shape[1:]), lambda row, head, line: (row, 0, 0)), visits
+    )
 
     def kernel(visits, operands, *outputs):
       line(visits, operands, pl.program_id(2), *outputs)
 
     return pl.pallas_call(
       kernel,
-      grid=(B, H, visits.starts.shape[0] - 1),
+      grid=(B, H, visits.starts.shape[-1]),
       in_specs=(of_visits, of_operands),
       out_specs=[
         pl.BlockSpec((None, None, self.block, width), lambda row, head, line: (row, head, line, 0))
@@ -237,7 +270,7 @@ class Tiles:
       ],
       out_shape=[jax.ShapeDtypeStruct(shape, dtype) for *shape, dtype in outputs],
       interpret=self.interpret,
-      compiler_params=pallas.compiler_params(self.interpret),
+      compiler_params=pallas.compiler_params(self.interpret, warps=max(4, self.block // 16), stages=3),
       name=f'flash_{line.__name__.removesuffix("_line")}',
     )(visits, operands)
 
@@ -248,17 +281,19 @@ class Tiles:
 
   def forward_line(self, visits, operands, line, out_ref, log_sum_exp_ref):
     """One block of queries: the online softmax over its tiles (see `tfm.kernels.chunked.Chunked`)."""
-    q = self.load(operands.q, line)
+    q = operands.q[...]
 
     def add(sums, tile):
       maximum, denominator, numerator = sums
-      logits, visible = self.logits(tile, operands, q)
-      v = self.load(operands.v, tile.key)
-      logits = jnp.where(visible, logits, -jnp.inf)
-      new_maximum = jnp.maximum(maximum, logits.max(1, keepdims=True))
-      # Before the first visible key the maximum is -inf; any finite number avoids -inf - -inf.
-      finite = jnp.where(new_maximum == -jnp.inf, 0.0, new_maximum)
-      weights, rescale = jnp.exp(logits - finite), jnp.exp(maximum - finite)
+      k, v = (self.load(x, tile.key) for x in (operands.k, operands.v))
+      logits = self.logits(tile, operands, q, k)
+      if not tile.is_plain:
+        logits = jnp.where(self.visible(tile, operands), logits, -jnp.inf)
+      new_maximum = finite = jnp.maximum(maximum, logits.max(1, keepdims=True))
+      if not tile.is_plain:
+        # Before the first visible key it is -inf; any finite number avoids -inf - -inf.
+        finite = jnp.where(new_maximum == -jnp.inf, 0.0, new_maximum)
+      weights, rescale = jnp.exp2(logits - finite), jnp.exp2(maximum - finite)
       return (
         new_maximum,
         denominator * rescale + weights.sum(1, keepdims=True),
@@ -266,33 +301,37 @@ class Tiles:
       )
 
     # A sink counts as a first key with a value of zero.
-    sink, of_sink = (-jnp.inf, 0.0) if operands.sinks is None else (operands.sinks[0, 0], 1.0)
+    sink, of_sink = (-jnp.inf, 0.0) if operands.sinks is None else (LOG2_E * operands.sinks[0, 0], 1.0)
     column = self.block, 1
     maximum, denominator = jnp.full(column, sink, jnp.float32), jnp.full(column, of_sink, jnp.float32)
     numerator = jnp.zeros(out_ref.shape, jnp.float32)
     maximum, denominator, numerator = fold(visits, line, add, (maximum, denominator, numerator))
     nonzero = jnp.where(denominator == 0, 1.0, denominator)
     out_ref[...] = (numerator / nonzero).astype(out_ref.dtype)
-    log_sum_exp_ref[...] = jnp.where(denominator == 0, -jnp.inf, maximum + jnp.log(nonzero))
+    log_sum_exp_ref[...] = jnp.where(denominator == 0, -jnp.inf, (maximum + jnp.log2(nonzero)) / LOG2_E)
 
   def q_gradient_line(self, visits, operands, line, d_q_ref):
     """One block of queries: scale · Σ over its tiles of d_logits k."""
+    of_queries = tuple(x[...] for x in (operands.q, operands.d_out, operands.log_sum_exp, operands.delta))
 
     def add(d_q, tile):
-      d_logits, k = self.weights_and_gradient(tile, operands)[1], self.load(operands.k, tile.key)
+      k, v = (self.load(x, tile.key) for x in (operands.k, operands.v))
+      d_logits = self.weights_and_gradient(tile, operands, of_queries, (k, v))[1]
       return d_q + matmul(d_logits.astype(k.dtype), k)
 
-    d_q_ref[...] = self.scale * fold(visits, line, add, jnp.zeros(d_q_ref.shape, jnp.float32))
+    zeros = jnp.zeros(d_q_ref.shape, jnp.float32)
+    d_q_ref[...] = self.scale * fold(visits, line, add, zeros)
 
   def kv_gradients_line(self, visits, operands, line, d_k_ref, d_v_ref):
     """One block of keys: Σ over its tiles [keys, queries] of scale · d_logits q and weights d_out."""
+    of_keys = operands.k[...], operands.v[...]
 
     def add(sums, tile):
       d_k, d_v = sums
-      weights, d_logits = self.weights_and_gradient(tile, operands)
-      q, d_out = self.load(operands.q, tile.query), self.load(operands.d_out, tile.query)
-      d_k += matmul(d_logits.astype(q.dtype), q)
-      return d_k, d_v + matmul(weights.astype(d_out.dtype), d_out)
+      q, d_out, *_ = of_queries = self.load_queries(tile, operands)
+      weights, d_logits = self.weights_and_gradient(tile, operands, of_queries, of_keys)
+      d_v += matmul(weights.astype(d_out.dtype), d_out)
+      return d_k + matmul(d_logits.astype(q.dtype), q), d_v
 
     zeros = tuple(jnp.zeros(ref.shape, jnp.float32) for ref in (d_k_ref, d_v_ref))
     d_k, d_v = fold(visits, line, add, zeros)
@@ -302,36 +341,56 @@ class Tiles:
     """One diagonal of blocks: Σ over its tiles of d_logits."""
 
     def add(total, tile):
-      return total + self.weights_and_gradient(tile, operands)[1]
+      of_keys = tuple(self.load(x, tile.key) for x in (operands.k, operands.v))
+      of_queries = self.load_queries(tile, operands)
+      return total + self.weights_and_gradient(tile, operands, of_queries, of_keys)[1]
 
     d_bias_ref[...] = fold(visits, line, add, jnp.zeros(d_bias_ref.shape, jnp.float32))
 
-  def logits(self, tile: Tile, operands: Operands, q: Array) -> tuple[Array, Array]:
-    """The capped logits of a tile before masking, and which of its pairs are visible; both [b b]."""
-    logits = self.scale * self.pairs(operands, q, self.load(operands.k, tile.key))
+  def load_queries(self, tile: Tile, operands: Operands) -> tuple[Array, ...]:
+    """What the gradient of a tile needs of its queries: q, d_out, log-sum-exp and delta."""
+    names = operands.q, operands.d_out, operands.log_sum_exp, operands.delta
+    return tuple(self.load(x, tile.query) for x in names)
+
+  def logits(self, tile: Tile, operands: Operands, q: Array, k: Array) -> Array:
+    """The capped logits of a tile before masking, times log2(e): a GPU raises 2, not e, to a power."""
+    products = self.pairs(operands, q, k)
+    if operands.bias is None and not self.soft_cap:
+      return (LOG2_E * self.scale) * products
+    logits = self.scale * products
     if operands.bias is not None:
       logits += operands.bias[tile.diagonal]
-    if self.soft_cap:
-      logits = self.soft_cap * jnp.tanh(logits / self.soft_cap)
+    return LOG2_E * (self.soft_cap * jnp.tanh(logits / self.soft_cap) if self.soft_cap else logits)
+
+  def visible(self, tile: Tile, operands: Operands) -> Array:
+    """Which pairs of a tile are visible."""
     q_positions, q_segments = (self.load(x, tile.query) for x in (operands.q_positions, operands.q_segments))
     k_positions, k_segments, k_prefix = (
       x if x is None else self.load(x, tile.key)
       for x in (operands.k_positions, operands.k_segments, operands.k_prefix)
     )
-    shown = self.mask.bind_prefix(k_prefix)(q_positions, k_positions) | (tile.kind == 2)
-    return logits, shown & (q_segments == k_segments) & (k_segments != 0)
+    shown = self.mask.bind_prefix(k_prefix)(q_positions, k_positions)
+    return shown & (q_segments == k_segments) & (k_segments != 0)
 
-  def weights_and_gradient(self, tile: Tile, operands: Operands) -> tuple[Array, Array]:
-    """The weights of a tile, and the gradient of its logits before the soft cap; both [b b]."""
-    q, d_out, log_sum_exp, delta = (
-      self.load(x, tile.query) for x in (operands.q, operands.d_out, operands.log_sum_exp, operands.delta)
-    )
-    logits, visible = self.logits(tile, operands, q)
-    weights = jnp.where(visible, jnp.exp(logits - log_sum_exp), 0.0)
-    d_logits = weights * (self.pairs(operands, d_out, self.load(operands.v, tile.key)) - delta)
-    return weights, d_logits * (1 - (logits / self.soft_cap) ** 2) if self.soft_cap else d_logits
+  def weights_and_gradient(
+    self, tile: Tile, operands: Operands, of_queries: tuple, of_keys: tuple
+  ) -> tuple[Array, Array]:
+    """The weights of a tile, and the gradient of its logits before the soft cap.
 
-  def pairs(self, operands: Operands, of_queries: Array, of_keys: Array) -> Float[Array, 'b b']:
+    Args:
+      of_queries: as `load_queries`; of_keys: k and v.
+    """
+    (q, d_out, log_sum_exp, delta), (k, v) = of_queries, of_keys
+    logits = self.logits(tile, operands, q, k)
+    weights = jnp.exp2(logits - LOG2_E * log_sum_exp)
+    if not tile.is_plain:
+      weights = jnp.where(self.visible(tile, operands), weights, 0.0)
+    d_logits = weights * (self.pairs(operands, d_out, v) - delta)
+    if self.soft_cap:
+      d_logits *= 1 - (logits / (LOG2_E * self.soft_cap)) ** 2
+    return weights, d_logits
+
+  def pairs(self, operands: Operands, of_queries: Array, of_keys: Array) -> Array:
     """The dot product of each query's channels with each key's."""
     a, b = (of_queries, of_keys) if operands.k_positions.shape[0] == 1 else (of_keys, of_queries)
     return matmul(a, b, contract=(1, 1))
@@ -346,10 +405,13 @@ class Tiles:
 
 
 def fold(visits: Visits, line: Int[Array, ''], add: Callable, carry: PyTree) -> PyTree:
-  """Folds `add(carry, tile)` over the tiles that a line visits, without those of no common document."""
+  """Folds `add(carry, tile)` over the tiles that a line visits."""
 
-  def step(n, carry):
-    tile = Tile(visits.queries[n], visits.keys[n], visits.diagonals[n], visits.kinds[0, n])
-    return jax.lax.cond(tile.kind != 0, lambda carry: add(carry, tile), lambda carry: carry, carry)
+  def step(is_plain, n, carry):
+    query, key = (line if blocks is None else blocks[0, n] for blocks in (visits.queries, visits.keys))
+    diagonal = None if visits.diagonals is None else visits.diagonals[0, n]
+    return add(carry, Tile(query, key, diagonal, is_plain))
 
-  return jax.lax.fori_loop(visits.starts[line], visits.starts[line + 1], step, carry)
+  start, plain, end = (x[0, line] for x in (visits.starts, visits.plain, visits.ends))
+  carry = jax.lax.fori_loop(start, plain, functools.partial(step, True), carry)
+  return jax.lax.fori_loop(plain, end, functools.partial(step, False), carry)

@@ -46,7 +46,7 @@ class Auto(Kernel):
 _log = logging.getLogger(__name__)
 
 # The kernel for sharded rows, then from the most specialised to the specification, which supports everything.
-ORDER = ('ring', 'splash', 'cudnn', 'tokamax', 'chunked', 'dense')
+ORDER = ('ring', 'splash', 'cudnn', 'tokamax', 'flash', 'chunked', 'dense')
 
 
 @functools.cache

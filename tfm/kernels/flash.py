@@ -8,19 +8,21 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from tfm.kernels._block_plan import BlockGrid, blocks_share_document
+from tfm.kernels._block_plan import BlockGrid
 from tfm.kernels._blockwise import compute_delta, sink_gradient
 from tfm.kernels._tiles import Operands, Tiles, make_plan
 from tfm.kernels.protocol import CHECKPOINT_NAME, OF_TOKENS, Kernel
+from tfm.layers import pallas
 from tfm.layers.locations import Locations
 from tfm.layers.pallas import LANES, LEAST, VMEM, is_block_size, pad_channels
 from tfm.parallel import mesh
 from tfm.parallel.sharded_attention import attend_per_device, uneven_heads_reason
 from tfm.parallel.sharding import shard
 from tfm.shapes import Array, Float
-from tfm.spec import Size
+from tfm.spec import SizeOrZero
 
 
+SHORTEST = 2048  # tokens of the rows for which `auto` chooses it
 BLOCKS = 8 * 2**20  # of its memory for vectors: blocks and running sums, rounded up
 
 
@@ -37,12 +39,12 @@ class Flash(Kernel):
 
   A kernel reads the keys and values of a whole row of one head; on a TPU they must fit into the memory for
   vectors. The compiler cannot partition Pallas kernels: on a mesh this one runs in a `shard_map`, with rows
-  and heads sharded by the rules. Not measured on a device, so that `auto` does not choose it. JAX 0.12 calls
-  Pallas' lowering to Triton deprecated, in favour of Mosaic's for GPUs.
+  and heads sharded by the rules. JAX 0.12 calls Pallas' lowering to Triton deprecated, in favour of Mosaic's
+  for GPUs.
 
   Attributes:
     block: the tokens of a block of queries and of keys, a power of two: at least 16 on a GPU, and a multiple
-      of 128 on a TPU.
+      of 128 on a TPU. 0: 64 on a GPU, the fastest on an H200 (docs/results/h200.md), and elsewhere 128.
     interpret: whether to run in interpreter mode on any platform, for tests.
 
   Raises:
@@ -52,12 +54,17 @@ class Flash(Kernel):
   platforms = ('tpu', 'gpu')
   names_residuals = True
 
-  block: Size = 128
+  block: SizeOrZero = 0
   interpret: bool = False
 
   def __post_init__(self):
-    if not is_block_size(self.block):
+    if self.block and not is_block_size(self.block):
       raise ValueError(f'block={self.block} must be a power of two, {LEAST} tokens or more')
+
+  @property
+  def tokens(self) -> int:
+    """The tokens of a block on the current platform."""
+    return self.block or (64 if pallas.target_platform(self.interpret) == 'gpu' else LANES)
 
   def unavailable_reason(self, platform):
     return None if self.interpret else super().unavailable_reason(platform)
@@ -70,16 +77,24 @@ class Flash(Kernel):
     if inputs.bias is not None and inputs.layout == 'arbitrary':
       return "it takes distances from indices, which layout='arbitrary' does not allow"
     if not self.interpret and mesh.current_platform() == 'tpu':
-      if self.block % LANES:
+      if self.tokens % LANES:
         return f'on a TPU block={self.block} must be a multiple of {LANES}'
       needed, room = self.vector_memory(q, k, v, inputs), VMEM - BLOCKS
       if needed > room:
         return f'a row of one head takes {needed:,} bytes of memory for vectors, and {room:,} are for it'
     return uneven_heads_reason(q.shape[2], k.shape[2])
 
+  def unpreferred_reason(self, q, k, v, inputs, platform):
+    if platform != 'gpu':
+      return f'its speed was measured on a GPU, not on a {platform}'
+    # Measured (docs/results/h200.md, `tfm benchmark device`).
+    if min(q.shape[1], k.shape[1]) < SHORTEST:
+      return f'{q.shape[1]} queries and {k.shape[1]} keys are few'
+    return None
+
   def vector_memory(self, q: Array, k: Array, v: Array, inputs) -> int:
     """The bytes of what the most demanding kernel reads of one row and head on a TPU, in two buffers."""
-    (T, S), b = (q.shape[1], k.shape[1]), self.block
+    (T, S), b = (q.shape[1], k.shape[1]), self.tokens
     grid = BlockGrid(b, b, T, S)
     channels = (k.shape[3] + v.shape[3]) * k.dtype.itemsize
     needed = max(T, S) * channels  # keys and values, or queries and cotangents
@@ -91,8 +106,8 @@ class Flash(Kernel):
     return 2 * needed
 
   def attend(self, q, k, v, inputs):
-    grid = BlockGrid(self.block, self.block, q.shape[1], k.shape[1])
-    tiles = Tiles(inputs.mask, inputs.scale, inputs.soft_cap, self.block, self.interpret)
+    grid = BlockGrid(self.tokens, self.tokens, q.shape[1], k.shape[1])
+    tiles = Tiles(inputs.mask, inputs.scale, inputs.soft_cap, self.tokens, self.interpret)
     is_learned = bool(jax.tree.leaves(inputs.bias))
     attention = differentiable_attention(grid, tiles, inputs.layout, is_learned)
     tokens = {name: getattr(inputs, name) for name in OF_TOKENS}
@@ -142,30 +157,32 @@ def differentiable_attention(grid: BlockGrid, tiles: Tiles, layout: str, is_lear
   plan = make_plan(tiles.mask, layout, grid)
 
   def prepare(arrays, tokens):
-    share_document = blocks_share_document(grid, tokens['q_segments'], tokens['k_segments'])
     *qkv, bias, sinks = arrays
-    return share_document, Operands.of(*qkv, tokens, bias=bias, sinks=sinks)
+    return Operands.of(*qkv, tokens, bias=bias, sinks=sinks)
+
+  def visits(lines, tokens):
+    return lines.visits(grid, tokens['q_segments'], tokens['k_segments'])
 
   def forward(arrays, tokens):
-    share_document, operands = prepare(arrays, tokens)
-    result = tiles.forward(plan.by_query.with_kinds(share_document), operands, operands.v.dtype)
+    operands = prepare(arrays, tokens)
+    result = tiles.forward(visits(plan.by_query, tokens), operands, operands.v.dtype)
     out, log_sum_exp = (checkpoint_name(x, CHECKPOINT_NAME) for x in result)
     return (out, log_sum_exp), (arrays, tokens, out, log_sum_exp)
 
   def backward(residuals, cotangents):
     arrays, tokens, out, log_sum_exp = residuals
     d_out, d_log_sum_exp = cotangents
-    share_document, operands = prepare(arrays, tokens)
+    operands = prepare(arrays, tokens)
     delta = compute_delta(out.astype(jnp.float32), d_out.astype(jnp.float32), d_log_sum_exp[..., 0])[
       ..., None
     ]
     operands = operands._replace(d_out=d_out, log_sum_exp=log_sum_exp, delta=delta)
-    d_q = tiles.q_gradient(plan.by_query.with_kinds(share_document), operands)
-    d_k, d_v = tiles.kv_gradients(plan.by_key.with_kinds(share_document), operands)
+    d_q = tiles.q_gradient(visits(plan.by_query, tokens), operands)
+    d_k, d_v = tiles.kv_gradients(visits(plan.by_key, tokens), operands)
     d_bias = d_sinks = None
     if operands.bias is not None:
-      visits = plan.by_diagonal.with_kinds(share_document)
-      d_bias = tiles.bias_gradient(visits, operands) if is_learned else jnp.zeros_like(operands.bias)
+      along = visits(plan.by_diagonal, tokens)
+      d_bias = tiles.bias_gradient(along, operands) if is_learned else jnp.zeros_like(operands.bias)
     if operands.sinks is not None:
       d_sinks = sink_gradient(operands.sinks[:, 0, 0], log_sum_exp[..., 0], delta[..., 0])[:, None, None]
     gradients = zip((d_q, d_k, d_v, d_bias, d_sinks), arrays)

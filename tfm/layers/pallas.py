@@ -23,12 +23,16 @@ def target_platform(interpret: bool) -> str:
   return 'cpu' if interpret else mesh.current_platform()
 
 
-def compiler_params(interpret: bool) -> Any:
-  """The options of the platform's compiler."""
+def compiler_params(interpret: bool, warps: int = 8, stages: int = 2) -> Any:
+  """The options of the platform's compiler.
+
+  Args:
+    warps: of threads that compute a block on a GPU; stages: of a loop that run at once there.
+  """
   platform = target_platform(interpret)
   if platform == 'tpu':
     return pltpu.CompilerParams(vmem_limit_bytes=VMEM)
-  return triton.CompilerParams(num_warps=8, num_stages=2) if platform == 'gpu' else None
+  return triton.CompilerParams(num_warps=warps, num_stages=stages) if platform == 'gpu' else None
 
 
 def matmul(

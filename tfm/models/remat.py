@@ -76,7 +76,8 @@ def offload(names: str) -> NamePolicy:
 ELEMENTWISE = frozenset(
   'abs add add_any and broadcast_in_dim clamp concatenate convert_element_type copy cos div erf exp exp2 '
   'expm1 integer_pow log log1p logistic max min mul neg not or pad pow reduce_precision reshape rsqrt '
-  'select_n sharding_constraint sign sin slice split sqrt square squeeze sub tanh transpose'.split()
+  'select_n sharding_constraint sign sin slice split sqrt square squeeze stack sub tanh transpose '
+  'unstack'.split()
 )
 
 

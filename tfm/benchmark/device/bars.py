@@ -16,7 +16,7 @@ with importing_extra('plots'):
 
 
 def draw_bars(path: pathlib.Path, results: Sequence[report.Result], title: str) -> None:
-  """Writes a picture with a panel of bars for each group."""
+  """Writes a picture with a panel of bars for each group that has numbers; none if no group has."""
   groups = {
     group: [
       (report.describe(cell), found[report.HEADLINES[group][0]])
@@ -26,6 +26,8 @@ def draw_bars(path: pathlib.Path, results: Sequence[report.Result], title: str) 
     for group, members in itertools.groupby(results, key=lambda result: result[0].group)
   }
   groups = {group: bars for group, bars in groups.items() if bars}
+  if not groups:
+    return
   heights = [0.6 + 0.22 * len(bars) for bars in groups.values()]
   figure, panels = plt.subplots(
     len(groups), 1, figsize=(9, sum(heights) + 1), height_ratios=heights, squeeze=False, layout='constrained'

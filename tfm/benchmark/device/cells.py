@@ -32,7 +32,8 @@ class Cell:
   @property
   def packages(self) -> tuple[str, ...]:
     """The packages that it needs beside those of training."""
-    return ('torch',) if self.function.partition(':')[0].endswith('torch') else ()
+    names = self.function.partition(':')[0].rpartition('_')[2], self.arguments.get('kernel')
+    return tuple(name for name in ('torch', 'tokamax') if name in names)
 
   def measure(self) -> dict[str, float]:
     """Runs the function in this process."""
@@ -50,7 +51,9 @@ class Sizes:
     model: fields of the model that differ from LLaMA 3.2 of 1B; vocab: its vocabulary.
     tokens: of a training step; lengths: of its rows.
     heads: of attention alone; head_width: their width; attended: tokens of its rows, for each length.
-    kernel_lengths: of its rows; decoded: rows that are decoded at once; prompt, new: tokens of each.
+    checked: tokens of the rows on which kernels are compared with the specification.
+    kernel_lengths: of its rows; short: of the shortest.
+    decoded: rows that are decoded at once; prompt, new: tokens of each.
   """
 
   products: tuple[tuple[int, int, int], ...]
@@ -62,7 +65,9 @@ class Sizes:
   heads: int
   head_width: int
   attended: int
+  checked: int
   kernel_lengths: tuple[int, ...]
+  short: int
   decoded: tuple[int, ...]
   prompt: int
   new: int
@@ -85,7 +90,9 @@ FULL = Sizes(
   heads=16,
   head_width=128,
   attended=32_768,
+  checked=1000,
   kernel_lengths=(2048, 8192, 32_768),
+  short=512,
   decoded=(1, 8, 64),
   prompt=128,
   new=128,
@@ -100,16 +107,19 @@ SMOKE = Sizes(
   heads=2,
   head_width=16,
   attended=128,
+  checked=40,
   kernel_lengths=(128,),
+  short=16,
   decoded=(1, 2),
   prompt=4,
   new=4,
 )
 
-KERNELS = 'auto', 'cudnn', 'tokamax', 'chunked', 'flash', 'flash(64)'
+KERNELS = 'cudnn', 'tokamax', 'flash', 'flash(128)', 'chunked'
 REMAT = 'full', 'dots_with_no_batch_dims', "save('block_input mixer/q mixer/k mixer/v')"
 VARIANTS = 'causal', 'window', 'documents', 'soft cap', 'alibi', 't5', 'prefix', 'sinks'
 TORCH_KERNELS = 'flex', 'sdpa'
+SHORT_KERNELS = 'cudnn', 'flash', 'chunked', 'dense'  # for rows so short that the last may be the fastest
 RECURRENCES = 'linear', 'gated_delta', 'mamba', 'mamba2', 'recurrent', 'convolution'
 BY_KERNEL = tuple(f'{name}(recurrence="pallas")' for name in ('linear', 'gated_delta', 'mamba2'))
 MIXERS = dict(mixer='softmax'), *(dict(mixer=mixer, position='none') for mixer in RECURRENCES + BY_KERNEL)
@@ -120,6 +130,7 @@ def list_cells(sizes: Sizes) -> list[Cell]:
   return [
     *(Cell('matrix products', 'calibration:matmul', dict(m=m, k=k, n=n)) for m, k, n in sizes.products),
     *(Cell('copies', 'calibration:copy', dict(mib=mib)) for mib in sizes.copies),
+    *list_errors(sizes),
     *list_steps(sizes),
     *list_kernels(sizes),
     *(
@@ -139,6 +150,19 @@ def list_cells(sizes: Sizes) -> list[Cell]:
   ]
 
 
+def list_errors(sizes: Sizes) -> Iterator[Cell]:
+  """Whether the kernels that are compiled for the device are right on it, at short rows."""
+  small = dict(length=sizes.checked, batch=2, heads=4)
+  for kernel, dtype, channels in itertools.product(
+    ('cudnn', 'tokamax', 'flash'), ('bfloat16', 'float32'), (64, 128)
+  ):
+    yield Cell('errors', 'errors:kernel', dict(kernel=kernel, dtype=dtype, head_width=channels) | small)
+  for mixer in BY_KERNEL:
+    fields = dict(fields=dict(mixer=mixer), exact=dict(mixer=mixer.partition('(')[0]))
+    fields = {name: dict(position='none') | value for name, value in fields.items()}
+    yield Cell('errors', 'errors:mixer', fields | small | dict(head_width=64))
+
+
 def step(sizes: Sizes, length: int, **changes: str) -> dict[str, Any]:
   """The arguments of a training step: of kernel, remat and compiler flags as `changes` say."""
   fixed = dict(length=length, rows=sizes.tokens // length, vocab=sizes.vocab, model=dict(sizes.model))
@@ -154,7 +178,7 @@ def list_steps(sizes: Sizes) -> Iterator[Cell]:
   """Each kernel, remat policy and preset of the compiler with the defaults of the others; and PyTorch."""
   for length in sizes.lengths:
     for changes in (
-      *(dict(kernel=kernel) for kernel in KERNELS),
+      *(dict(kernel=kernel) for kernel in ('auto', *KERNELS)),
       *(dict(remat=remat) for remat in REMAT),
       dict(flags='none'),
     ):
@@ -168,12 +192,19 @@ def list_steps(sizes: Sizes) -> Iterator[Cell]:
 
 
 def list_kernels(sizes: Sizes) -> Iterator[Cell]:
-  """Causal attention at all lengths first."""
-  pairs = [('causal', length) for length in sizes.kernel_lengths]
-  pairs += [pair for pair in itertools.product(VARIANTS, sizes.kernel_lengths) if pair not in pairs]
-  for variant, length in pairs:
-    arguments = dict(variant=variant, length=length, **shape(sizes, length))
-    for kernel in KERNELS:
-      yield Cell('kernels', 'attention:kernel', dict(kernel=kernel) | arguments)
-    for kernel in TORCH_KERNELS:
-      yield Cell('kernels', 'attention_torch:kernel', dict(kernel=kernel) | arguments)
+  """Causal attention at all lengths first, then the other variants, at the length in the middle first."""
+
+  def cell(kernel, variant, length):
+    module = 'attention_torch' if kernel in TORCH_KERNELS else 'attention'
+    arguments = dict(kernel=kernel, variant=variant, length=length) | shape(sizes, length)
+    return Cell('kernels', f'{module}:kernel', arguments)
+
+  kernels = (*KERNELS, *TORCH_KERNELS)
+  for length, kernel in itertools.product(sizes.kernel_lengths, kernels):
+    yield cell(kernel, 'causal', length)
+  for kernel in SHORT_KERNELS:
+    yield cell(kernel, 'causal', sizes.short)
+  middle = sizes.kernel_lengths[len(sizes.kernel_lengths) // 2]
+  for length in sorted(sizes.kernel_lengths, key=lambda length: length != middle):
+    for kernel, variant in itertools.product(kernels, VARIANTS[1:]):
+      yield cell(kernel, variant, length)

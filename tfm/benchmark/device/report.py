@@ -12,6 +12,7 @@ from tfm.benchmark.device.cells import Cell
 HEADLINES = {
   'matrix products': ('tflops', 'TFLOP/s'),
   'copies': ('gbps', 'GB/s'),
+  'errors': ('worst', 'relative error'),
   'training step': ('tokens_per_second', 'tokens/s'),
   'kernels': ('both_ms', 'ms, forward and backward'),
   'mixers': ('both_ms', 'ms, forward and backward'),
@@ -52,7 +53,7 @@ def tabulate(results: Sequence[Result]) -> list[str]:
 
 def describe(cell: Cell) -> dict[str, Any]:
   """The settings of a cell in words."""
-  by = 'PyTorch' if cell.packages else 'tfm'
+  by = 'PyTorch' if 'torch' in cell.packages else 'tfm'
   return dict(by=by) | {
     name: ' '.join(f'{k}={v}' for k, v in value.items()) if isinstance(value, Mapping) else value
     for name, value in cell.arguments.items()
