@@ -138,9 +138,7 @@ def test_errors_are_those_against_the_specification(monkeypatch):
   assert 1e-4 < found['worst'] == max(found[name] for name in cells.VARIANTS) < 0.02
   right = Chunked.attend
   monkeypatch.setattr(
-    Chunked,
-    'attend',
-    lambda self, q, k, v, inputs: right(self, jax.lax.stop_gradient(q), k, v, inputs),
+    Chunked, 'attend', lambda self, q, k, v, inputs: right(self, jax.lax.stop_gradient(q), k, v, inputs)
   )
   assert errors.kernel('chunked', 'bfloat16', **shape)['causal'] > 0.5
   with pytest.raises(ValueError, match='not on cpu'):

@@ -1,14 +1,19 @@
 """kernel='auto': its choice, the logged reasons, and kernels that it rejects."""
 
+import collections
 import dataclasses
+import json
 import logging
 
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 
 import tfm.kernels.auto
+import tfm.kernels.flash
 from tests.kernels.test_chunked import arrays, attention_inputs, kernel
+from tests.paths import ROOT
 from tfm.kernels.dense import Dense
 from tfm.kernels.protocol import Kernel
 from tfm.training.progress_line import OnceFilter
@@ -79,6 +84,44 @@ def test_prefers_the_kernel_of_the_platform(monkeypatch, log, platform, expected
   )
   with pytest.raises(Reached):
     kernel('auto')(*(x.astype(jnp.bfloat16) for x in arrays(512)), **attention_inputs(T=512))
+  assert f'auto chose {expected} on {platform}' in log.messages[-1]
+
+
+def test_the_order_is_that_of_the_measured_times():
+  """On the H200 of docs/results/h200.jsonl; `flash` is chosen from the shortest measured rows on."""
+  times = collections.defaultdict(dict)
+  for line in (ROOT / 'docs/results/h200.jsonl').read_text(encoding='utf-8').splitlines():
+    entry = json.loads(line)
+    function, fields = json.loads(entry['key'])
+    if function == 'attention:kernel' and fields['kernel'] in tfm.kernels.auto.ORDER:
+      times[fields['variant'], fields['length']][fields['kernel']] = entry['found']['both_ms']
+  assert {length for _, length in times} == {512, 2048, 8192}
+  for found in times.values():
+    assert min(found, key=found.get) == min(found, key=tfm.kernels.auto.ORDER.index)
+  assert tfm.kernels.flash.SHORTEST == min(length for _, length in times)
+
+
+@pytest.mark.parametrize(
+  'kind, fields, expected',
+  [
+    ('NVIDIA H200', dict(T=512, dtype='bfloat16', soft_cap=5.0), 'flash'),
+    ('NVIDIA H200', dict(T=512), 'flash'),
+    ('NVIDIA H200', dict(T=500), 'chunked'),
+    ('NVIDIA H200', dict(T=512, C=512), 'chunked'),
+    ('NVIDIA L4', dict(T=512), 'chunked'),
+    ('TPU v5 lite', dict(T=512, soft_cap=5.0), 'splash'),
+  ],
+)
+def test_the_choice_on_devices_that_are_not_attached(log, kind, fields, expected):
+  fields = dict(dtype='float32', C=8) | fields
+  platform = 'tpu' if kind.startswith('TPU') else 'gpu'
+  device = AbstractDevice(device_kind=kind, num_cores=1, platform=platform)
+  mesh = AbstractMesh((1,), ('data',), axis_types=(AxisType.Auto,), abstract_device=device)
+  T, C = fields['T'], fields['C']
+  qkv = [jax.ShapeDtypeStruct((2, T, 2, C), fields['dtype'])] * 3
+  inputs = attention_inputs(T=T) | {name: fields[name] for name in ('soft_cap',) if name in fields}
+  with jax.sharding.use_abstract_mesh(mesh):
+    jax.eval_shape(lambda *qkv: kernel('auto')(*qkv, **inputs), *qkv)
   assert f'auto chose {expected} on {platform}' in log.messages[-1]
 
 

@@ -3,13 +3,17 @@
 import re
 
 import jax
+import jax.numpy as jnp
 import pytest
+from jax.extend.core import jaxprs_in_params
 
 from tfm.analysis import gpu_targets, lowering, plan, topology
 from tfm.config.assemble import Experiment
 from tfm.config.validate import validate_device, validate_parts
+from tfm.models.remat import ELEMENTWISE
 from tfm.parallel import host_memory
 from tfm.parallel import mesh as meshes
+from tfm.runs import built_model
 
 
 @pytest.mark.parametrize(
@@ -44,6 +48,40 @@ def test_what_is_no_policy_is_refused(tiny, remat, sentence):
 )
 def test_names_are_those_of_the_model(tiny, names, fields):
   validate_parts(Experiment(tiny(**fields | {'model.remat': f'save({names!r})'})))
+
+
+# What is stored, or has functions inside that are looked at one by one.
+STORED = set(
+  'cumlogsumexp cummax cumprod cumsum custom_jvp_call custom_vjp_call dot_general gather jit name reduce_and '
+  'reduce_max reduce_or reduce_sum remat2 scan while'.split()
+)
+
+
+@pytest.mark.parametrize(
+  'fields',
+  [
+    {'position': 'rope', 'feed_forward': 'swiglu', 'norm': 'rmsnorm'},
+    {'position': 'rope(interleaved=True)', 'feed_forward': 'relu_squared', 'norm': 'dyt'},
+    {'position': 't5', 'feed_forward': 'gelu'},
+    {'position': 'alibi', 'feed_forward': 'geglu'},
+    {'position': 'none', 'mixer': 'mamba2'},
+    {'position': 'none', 'mixer': 'gated_delta'},
+  ],
+)
+def test_what_is_computed_element_by_element_is_known_by_name(tiny, fields):
+  """A function that JAX gives a primitive of its own, such as stack, would be stored otherwise."""
+  model = built_model.build(tiny(**{f'model.{name}': value for name, value in fields.items()}), vocab=61)
+  params = jax.eval_shape(lambda: model.init(jax.random.key(0)))
+  tokens = jnp.zeros((2, 16), jnp.int32)
+  jaxpr = jax.make_jaxpr(lambda params: model.apply(params, tokens))(params).jaxpr
+  assert set(list_primitives(jaxpr)) <= STORED | ELEMENTWISE
+
+
+def list_primitives(jaxpr):
+  for equation in jaxpr.eqns:
+    yield equation.primitive.name
+    for inner in jaxprs_in_params(equation.params):
+      yield from list_primitives(inner)
 
 
 def test_devices_without_host_memory_are_refused(tiny, monkeypatch):

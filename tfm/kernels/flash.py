@@ -14,7 +14,7 @@ from tfm.kernels._tiles import Operands, Tiles, make_plan
 from tfm.kernels.protocol import CHECKPOINT_NAME, OF_TOKENS, Kernel
 from tfm.layers import pallas
 from tfm.layers.locations import Locations
-from tfm.layers.pallas import LANES, LEAST, VMEM, is_block_size, pad_channels
+from tfm.layers.pallas import LANES, LEAST, VMEM, is_block_size, pad_channels, padded_width
 from tfm.parallel import mesh
 from tfm.parallel.sharded_attention import attend_per_device, uneven_heads_reason
 from tfm.parallel.sharding import shard
@@ -22,8 +22,11 @@ from tfm.shapes import Array, Float
 from tfm.spec import SizeOrZero
 
 
-SHORTEST = 2048  # tokens of the rows for which `auto` chooses it
-BLOCKS = 8 * 2**20  # of its memory for vectors: blocks and running sums, rounded up
+BLOCKS = 8 * 2**20  # of a TPU's memory for vectors: blocks and running sums, rounded up
+SHARED = 2**15  # bytes of a GPU's shared memory for a block of keys; the compiler holds several there
+# What `auto` chooses it for: GPUs with as much shared memory as an A100, and rows of so many tokens or more.
+CAPABILITIES = '8.0', '9.0', '10.0'
+SHORTEST = 512
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,11 +85,17 @@ class Flash(Kernel):
       needed, room = self.vector_memory(q, k, v, inputs), VMEM - BLOCKS
       if needed > room:
         return f'a row of one head takes {needed:,} bytes of memory for vectors, and {room:,} are for it'
+    if not self.interpret and mesh.current_platform() == 'gpu':
+      channels = max(padded_width(x.shape[3]) * x.dtype.itemsize for x in (k, v))
+      needed, room = self.tokens * channels, SHARED // (1 if inputs.bias is None else 2)
+      if needed > room:
+        return f'{self.tokens} keys take {needed:,} bytes of shared memory, and {room:,} are for them'
     return uneven_heads_reason(q.shape[2], k.shape[2])
 
   def unpreferred_reason(self, q, k, v, inputs, platform):
-    if platform != 'gpu':
-      return f'its speed was measured on a GPU, not on a {platform}'
+    capability = mesh.gpu_capability(platform) if platform == 'gpu' else None
+    if capability not in CAPABILITIES:
+      return f'it was measured on GPUs such as H200, and compiled for A100 and B200, not for this {platform}'
     # Measured (docs/results/h200.md, `tfm benchmark device`).
     if min(q.shape[1], k.shape[1]) < SHORTEST:
       return f'{q.shape[1]} queries and {k.shape[1]} keys are few'

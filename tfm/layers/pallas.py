@@ -45,8 +45,13 @@ def matmul(
 
 def pad_channels(x: Float[Array, '*B C']) -> Float[Array, '*B C2']:
   """Channels padded with zeros to a power of two, which Triton's blocks need."""
-  channels = max(LEAST, 1 << (x.shape[-1] - 1).bit_length())
-  return jnp.pad(x, ((0, 0),) * (x.ndim - 1) + ((0, channels - x.shape[-1]),))
+  more = padded_width(x.shape[-1]) - x.shape[-1]
+  return jnp.pad(x, ((0, 0),) * (x.ndim - 1) + ((0, more),))
+
+
+def padded_width(channels: int) -> int:
+  """The channels of what `pad_channels` returns."""
+  return max(LEAST, 1 << (channels - 1).bit_length())
 
 
 def is_block_size(size: int) -> bool:

@@ -74,10 +74,10 @@ def offload(names: str) -> NamePolicy:
 
 # Each element of the result is computed from one of each argument, or is one of them.
 ELEMENTWISE = frozenset(
-  'abs add add_any and broadcast_in_dim clamp concatenate convert_element_type copy cos div erf exp exp2 '
-  'expm1 integer_pow log log1p logistic max min mul neg not or pad pow reduce_precision reshape rsqrt '
-  'select_n sharding_constraint sign sin slice split sqrt square squeeze stack sub tanh transpose '
-  'unstack'.split()
+  'abs add add_any and broadcast_in_dim clamp concatenate convert_element_type copy cos div eq erf erfc exp '
+  'exp2 expm1 ge gt integer_pow iota is_finite le log log1p logistic lt max min mul ne neg not or pad pow '
+  'reduce_precision rem reshape rsqrt select_n sharding_constraint sign sin slice split sqrt square squeeze '
+  'stack stop_gradient sub tanh transpose unstack'.split()
 )
 
 

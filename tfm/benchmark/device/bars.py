@@ -36,7 +36,9 @@ def draw_bars(path: pathlib.Path, results: Sequence[report.Result], title: str) 
   for panel, (group, bars) in zip(panels.flat, groups.items()):
     names = [*dict.fromkeys(itertools.chain(*(settings for settings, _ in bars)))]
     shown = [name for name in names if len({str(settings.get(name)) for settings, _ in bars}) > 1]
-    labels = [' '.join(str(settings[name]) for name in shown if name in settings) for settings, _ in bars]
+    labels = [
+      ' '.join(describe(name, settings[name]) for name in shown if name in settings) for settings, _ in bars
+    ]
     colours = ['tab:orange' if settings['by'] == 'PyTorch' else 'tab:blue' for settings, _ in bars]
     panel.barh(range(len(bars)), [value for _, value in bars], color=colours)
     panel.set_yticks(range(len(bars)), labels, fontsize=6)
@@ -44,3 +46,8 @@ def draw_bars(path: pathlib.Path, results: Sequence[report.Result], title: str) 
     panel.set_title(f'{group}: {report.HEADLINES[group][1]}', fontsize=8, loc='left')
   figure.savefig(path, dpi=110)
   plt.close(figure)
+
+
+def describe(name: str, value: object) -> str:
+  """A setting in a word; of whether something is so, with its name."""
+  return f'{name}={value}' if isinstance(value, bool) else str(value)

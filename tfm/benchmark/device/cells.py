@@ -163,8 +163,8 @@ def list_errors(sizes: Sizes) -> Iterator[Cell]:
     yield Cell('errors', 'errors:mixer', fields | small | dict(head_width=64))
 
 
-def step(sizes: Sizes, length: int, **changes: str) -> dict[str, Any]:
-  """The arguments of a training step: of kernel, remat and compiler flags as `changes` say."""
+def step(sizes: Sizes, length: int, **changes: str | bool) -> dict[str, Any]:
+  """The arguments of a training step: of kernel, remat, scan and compiler flags as `changes` say."""
   fixed = dict(length=length, rows=sizes.tokens // length, vocab=sizes.vocab, model=dict(sizes.model))
   return fixed | dict(kernel='auto', remat='none', flags='auto') | changes
 
@@ -180,6 +180,7 @@ def list_steps(sizes: Sizes) -> Iterator[Cell]:
     for changes in (
       *(dict(kernel=kernel) for kernel in ('auto', *KERNELS)),
       *(dict(remat=remat) for remat in REMAT),
+      dict(scan=False),
       dict(flags='none'),
     ):
       yield Cell('training step', 'step:measure', step(sizes, length, **changes), 300)

@@ -21,16 +21,16 @@ from tfm.shapes import PyTree
 from tfm.training import state as states
 
 
-def make_experiment(length: int, rows: int, model: Mapping[str, int], **changes: str) -> Experiment:
+def make_experiment(length: int, rows: int, model: Mapping[str, int], **changes: str | bool) -> Experiment:
   """LLaMA 3.2 of 1B (or smaller, as `model` says) with rows of random tokens.
 
   Args:
-    changes: kernel, remat, flags (of the compiler).
+    changes: kernel, remat, scan, flags (of the compiler).
   """
   config = load_config('llama:3.2-1b')
   config.data.update(source='stdlib', tokenizer='bytes', length=length)
   config.model.update(model, dtype='bfloat16', remat=changes.get('remat', 'none'))
-  config.model.kernel = changes.get('kernel', 'auto')
+  config.model.update(kernel=changes.get('kernel', 'auto'), scan=changes.get('scan', True))
   config.compiler.flags = changes.get('flags', 'auto')
   config.training.update(batch_size=rows, gradient_accumulation=1)
   return Experiment(resolve_config(config))
