@@ -185,6 +185,26 @@ def test_training_without_a_policy_stores_products_and_recurrences_alone(fields,
   assert counts <= all_counts and stored < 0.95 * all_stored
 
 
+def test_without_a_policy_neither_what_rope_stacks_nor_random_numbers_are_stored():
+  """Both have four bytes an element; the projections before RoPE have two, and what dropout keeps has one."""
+  model = decoder(layers=3, position='rope', dtype='bfloat16', dropout=dict(residual=0.2))
+  params, context = parameters(model), Context.contiguous(TOKENS, train=True)
+  run = jax.grad(
+    lambda params: model.apply({'params': params}, TOKENS, context, rngs={'dropout': jax.random.key(0)})[0]
+    .astype('float32')
+    .sum()
+  )
+  shapes = collections.Counter(
+    (str(x.aval.dtype), x.aval.ndim)
+    for eqn in jax.make_jaxpr(run)(params).jaxpr.eqns
+    if eqn.primitive.name == 'scan'
+    for x in eqn.outvars[eqn.params['num_carry'] :]
+    if x.aval.shape[1:3] == TOKENS.shape
+  )
+  assert shapes['bool', 4] == 2  # of both branches, by layer, row, token and channel
+  assert shapes['bfloat16', 5] and not shapes['float32', 6] and not shapes['uint32', 4]
+
+
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize(
   'names, products',

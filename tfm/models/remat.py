@@ -72,13 +72,13 @@ def offload(names: str) -> NamePolicy:
   return save('', names)
 
 
-# Each element of the result is computed from one of each argument, or is one of them. Comparisons are not here:
+# Each element of the result is computed from one of each argument, or is one of them. Without comparisons:
 # their results take a byte, and what they compare may take more, such as the random numbers of dropout.
 ELEMENTWISE = frozenset(
-  'abs add add_any and broadcast_in_dim clamp concatenate convert_element_type copy cos div erf erfc exp exp2 '
-  'expm1 integer_pow iota log log1p logistic max min mul neg not or pad pow reduce_precision rem reshape '
-  'rsqrt select_n sharding_constraint sign sin slice split sqrt square squeeze stack stop_gradient sub tanh '
-  'transpose unstack'.split()
+  'abs add add_any and broadcast_in_dim clamp concatenate convert_element_type copy cos div erf erfc exp '
+  'exp2 expm1 integer_pow iota log log1p logistic max min mul neg not or pad pow reduce_precision rem '
+  'reshape rsqrt select_n sharding_constraint sign sin slice split sqrt square squeeze stack stop_gradient '
+  'sub tanh transpose unstack'.split()
 )
 
 
