@@ -190,9 +190,11 @@ def test_without_a_policy_neither_what_rope_stacks_nor_random_numbers_are_stored
   model = decoder(layers=3, position='rope', dtype='bfloat16', dropout=dict(residual=0.2))
   params, context = parameters(model), Context.contiguous(TOKENS, train=True)
   run = jax.grad(
-    lambda params: model.apply({'params': params}, TOKENS, context, rngs={'dropout': jax.random.key(0)})[0]
-    .astype('float32')
-    .sum()
+    lambda params: (
+      model.apply({'params': params}, TOKENS, context, rngs={'dropout': jax.random.key(0)})[0]
+      .astype('float32')
+      .sum()
+    )
   )
   shapes = collections.Counter(
     (str(x.aval.dtype), x.aval.ndim)
