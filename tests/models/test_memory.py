@@ -79,8 +79,8 @@ def test_what_grows_with_depth():
       rows=4,
     )
 
-  eight, sixteen = alive(layers=8), alive(layers=16)
-  assert 1.7 < sixteen / eight < 2
+  twelve, double = alive(layers=12), alive(layers=24)
+  assert 1.7 < double / twelve < 2
   # Remat keeps one [rows, T, D] array for each block more.
   saved = alive(layers=8, remat='full') - alive(layers=4, remat='full')
   assert 1 <= saved / (4 * 4 * 32 * 16 * FLOAT) < 1.3
