@@ -88,7 +88,7 @@ def test_prefers_the_kernel_of_the_platform(monkeypatch, log, platform, expected
 
 
 def test_the_order_is_that_of_the_measured_times():
-  """On the H200 of docs/results/h200.jsonl; `flash` is chosen from the shortest measured rows on."""
+  """The first that was measured is the fastest on the H200 of docs/results/h200.jsonl, at every length."""
   times = collections.defaultdict(dict)
   for line in (ROOT / 'docs/results/h200.jsonl').read_text(encoding='utf-8').splitlines():
     entry = json.loads(line)
@@ -104,16 +104,17 @@ def test_the_order_is_that_of_the_measured_times():
 @pytest.mark.parametrize(
   'kind, fields, expected',
   [
-    ('NVIDIA H200', dict(T=512, dtype='bfloat16', soft_cap=5.0), 'flash'),
-    ('NVIDIA H200', dict(T=512), 'flash'),
-    ('NVIDIA H200', dict(T=500), 'chunked'),
-    ('NVIDIA H200', dict(T=512, C=512), 'chunked'),
-    ('NVIDIA L4', dict(T=512), 'chunked'),
+    ('NVIDIA H200', dict(T=512, soft_cap=5.0), 'flash'),
+    ('NVIDIA H200', dict(T=500, soft_cap=5.0), 'chunked'),
+    ('NVIDIA H200', dict(T=400_000, soft_cap=5.0), 'chunked'),
+    ('NVIDIA H200', dict(T=512, C=256), 'chunked'),
+    ('NVIDIA H200', dict(T=512, dtype='float32'), 'chunked'),
+    ('NVIDIA L4', dict(T=512, soft_cap=5.0), 'chunked'),
     ('TPU v5 lite', dict(T=512, soft_cap=5.0), 'splash'),
   ],
 )
 def test_the_choice_on_devices_that_are_not_attached(log, kind, fields, expected):
-  fields = dict(dtype='float32', C=8) | fields
+  fields = dict(dtype='bfloat16', C=8) | fields
   platform = 'tpu' if kind.startswith('TPU') else 'gpu'
   device = AbstractDevice(device_kind=kind, num_cores=1, platform=platform)
   mesh = AbstractMesh((1,), ('data',), axis_types=(AxisType.Auto,), abstract_device=device)

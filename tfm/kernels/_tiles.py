@@ -289,10 +289,9 @@ class Tiles:
       logits = self.logits(tile, operands, q, k)
       if not tile.is_plain:
         logits = jnp.where(self.visible(tile, operands), logits, -jnp.inf)
-      new_maximum = finite = jnp.maximum(maximum, logits.max(1, keepdims=True))
-      if not tile.is_plain:
-        # Before the first visible key it is -inf; any finite number avoids -inf - -inf.
-        finite = jnp.where(new_maximum == -jnp.inf, 0.0, new_maximum)
+      new_maximum = jnp.maximum(maximum, logits.max(1, keepdims=True))
+      # Before the first visible key it is -inf; any finite number avoids -inf - -inf.
+      finite = jnp.where(new_maximum == -jnp.inf, 0.0, new_maximum)
       weights, rescale = jnp.exp2(logits - finite), jnp.exp2(maximum - finite)
       return (
         new_maximum,

@@ -24,9 +24,10 @@ from tfm.spec import SizeOrZero
 
 BLOCKS = 8 * 2**20  # of a TPU's memory for vectors: blocks and running sums, rounded up
 SHARED = 2**15  # bytes of a GPU's shared memory for a block of keys; the compiler holds several there
-# What `auto` chooses it for: GPUs with as much shared memory as an A100, and rows of so many tokens or more.
+# What `auto` chooses it for (docs/results/h200.md): GPUs with as much shared memory as an A100; rows of so
+# many tokens; longer ones have plans of millions of tiles.
 CAPABILITIES = '8.0', '9.0', '10.0'
-SHORTEST = 512
+SHORTEST, LONGEST = 512, 65_536
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,6 +76,8 @@ class Flash(Kernel):
   def unsupported_reason(self, q, k, v, inputs):
     if reason := inputs.unsupported_feature_reason('soft_cap', 'sinks', 'prefix', 'bias'):
       return reason
+    if not q.dtype == k.dtype == v.dtype:
+      return f'its queries, keys and values must have one type, not {q.dtype}, {k.dtype} and {v.dtype}'
     if inputs.bias is not None and not inputs.has_relative_bias:
       return 'the bias of the position depends on more than the distance and the head'
     if inputs.bias is not None and inputs.layout == 'arbitrary':
@@ -95,10 +98,14 @@ class Flash(Kernel):
   def unpreferred_reason(self, q, k, v, inputs, platform):
     capability = mesh.gpu_capability(platform) if platform == 'gpu' else None
     if capability not in CAPABILITIES:
-      return f'it was measured on GPUs such as H200, and compiled for A100 and B200, not for this {platform}'
-    # Measured (docs/results/h200.md, `tfm benchmark device`).
-    if min(q.shape[1], k.shape[1]) < SHORTEST:
-      return f'{q.shape[1]} queries and {k.shape[1]} keys are few'
+      return f'it was measured on an H200, and compiled for A100, H100 and B200, not for this {platform}'
+    widest = max(k.shape[3], v.shape[3])
+    if q.dtype != jnp.bfloat16 or widest > 128:
+      return f'it was measured with at most 128 channels in bfloat16, not {widest} in {q.dtype}'
+    T, S = q.shape[1], k.shape[1]
+    if min(T, S) < SHORTEST or max(T, S) > LONGEST:
+      few_or_many = 'few' if min(T, S) < SHORTEST else 'many'
+      return f'{T:,} queries and {S:,} keys are {few_or_many}'
     return None
 
   def vector_memory(self, q: Array, k: Array, v: Array, inputs) -> int:
