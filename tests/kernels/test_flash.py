@@ -18,7 +18,7 @@ from tfm.config.assemble import Experiment
 from tfm.config.schema import default_config
 from tfm.conformance import collect, test_kernels
 from tfm.kernels._block_plan import BlockGrid
-from tfm.kernels._tiles import make_plan
+from tfm.kernels._tile_order import make_plan
 from tfm.kernels.protocol import AttentionInputs
 from tfm.layers import locations
 from tfm.layers.dot_product import scaled_dot

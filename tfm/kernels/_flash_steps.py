@@ -8,7 +8,8 @@ from jax.ad_checkpoint import checkpoint_name
 
 from tfm.kernels._block_plan import BlockGrid, VisitPlan
 from tfm.kernels._blockwise import OutputGradients
-from tfm.kernels._tiles import Lines, Operands, Tiles, Visits
+from tfm.kernels._tile_order import Lines, Visits
+from tfm.kernels._tiles import Operands, Tiles
 from tfm.kernels.protocol import CHECKPOINT_NAME, OF_TOKENS
 from tfm.layers.pallas import pad_channels
 from tfm.shapes import Array, Float

@@ -10,7 +10,8 @@ from jax.ad_checkpoint import checkpoint_name
 
 from tfm.kernels._block_plan import BlockGrid
 from tfm.kernels._blockwise import compute_delta, sink_gradient
-from tfm.kernels._tiles import Operands, Tiles, make_plan
+from tfm.kernels._tile_order import make_plan
+from tfm.kernels._tiles import Operands, Tiles
 from tfm.kernels.protocol import CHECKPOINT_NAME, OF_TOKENS, Kernel
 from tfm.layers import pallas
 from tfm.layers.locations import Locations
