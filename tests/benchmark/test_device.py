@@ -27,7 +27,7 @@ RUN = f"""
 import importlib.util, sys
 from tfm.commands import cli
 
-HIDDEN, find_spec = {{'torch', 'transformers', *{LACKING!r}}}, importlib.util.find_spec
+HIDDEN, find_spec = {{'torch', 'transformers', 'tokamax', *{LACKING!r}}}, importlib.util.find_spec
 importlib.util.find_spec = lambda name, *args: name not in HIDDEN and find_spec(name, *args)
 
 class Lacking:
