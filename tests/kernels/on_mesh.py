@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 
 from tfm.config.schema import default_config
 from tfm.conformance.test_kernels import CASES, cotangent, kernel
@@ -13,6 +14,12 @@ from tfm.parallel import sharding
 RULES = sharding.parse_rules(default_config().rules)
 # Cases with all queries; those with fewer queries than devices cannot be sharded.
 ALL_QUERIES = [name for name, case in CASES.items() if case.queries == (0, 12)]
+
+
+def abstract_mesh(kind, platform):
+  """A mesh of one device of that kind, which is not attached."""
+  device = AbstractDevice(device_kind=kind, num_cores=1, platform=platform)
+  return AbstractMesh((1,), ('data',), axis_types=(AxisType.Auto,), abstract_device=device)
 
 
 def function_on_mesh(text, case):

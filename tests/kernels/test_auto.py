@@ -8,10 +8,10 @@ import logging
 import jax
 import jax.numpy as jnp
 import pytest
-from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 
 import tfm.kernels.auto
 import tfm.kernels.flash
+from tests.kernels.on_mesh import abstract_mesh
 from tests.kernels.test_chunked import arrays, attention_inputs, kernel
 from tests.paths import ROOT
 from tfm.kernels.dense import Dense
@@ -116,12 +116,10 @@ def test_the_order_is_that_of_the_measured_times():
 def test_the_choice_on_devices_that_are_not_attached(log, kind, fields, expected):
   fields = dict(dtype='bfloat16', C=8) | fields
   platform = 'tpu' if kind.startswith('TPU') else 'gpu'
-  device = AbstractDevice(device_kind=kind, num_cores=1, platform=platform)
-  mesh = AbstractMesh((1,), ('data',), axis_types=(AxisType.Auto,), abstract_device=device)
   T, C = fields['T'], fields['C']
   qkv = [jax.ShapeDtypeStruct((2, T, 2, C), fields['dtype'])] * 3
   inputs = attention_inputs(T=T) | {name: fields[name] for name in ('soft_cap',) if name in fields}
-  with jax.sharding.use_abstract_mesh(mesh):
+  with jax.sharding.use_abstract_mesh(abstract_mesh(kind, platform)):
     jax.eval_shape(lambda *qkv: kernel('auto')(*qkv, **inputs), *qkv)
   assert f'auto chose {expected} on {platform}' in log.messages[-1]
 

@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.extend.core import jaxprs_in_params
-from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 from jax.tree_util import Partial
 
+from tests.jaxprs import list_equations
+from tests.kernels.on_mesh import abstract_mesh
 from tests.kernels.test_chunked import attention_inputs, kernel
 from tests.kernels.test_splash import close, segments
 from tfm.analysis import gpu_targets, lowering, plan, topology
@@ -217,13 +217,6 @@ def test_the_loops_of_the_kernels_have_no_branches():
   assert len(names) == 4 and all(each.count('while') == 2 and 'cond' not in each for each in names)
 
 
-def list_equations(jaxpr):
-  for equation in jaxpr.eqns:
-    yield equation
-    for inner in jaxprs_in_params(equation.params):
-      yield from list_equations(inner)
-
-
 @pytest.mark.slow
 def test_hidden_tiles_and_tiles_of_other_documents_are_not_visited():
   """A NaN spoils every product, even with zero; the queries of the clean blocks never multiply it."""
@@ -256,8 +249,7 @@ LOWERED = {
 def test_every_mask_is_lowered_to_mosaic_and_triton(kind, platform, target, name):
   """Forward and backward: the mask is part of three kernels, and the gradient of a bias a fourth."""
   case = dict(mask='causal', dtype='bfloat16') | LOWERED[name]
-  device = AbstractDevice(device_kind=kind, num_cores=1, platform=platform)
-  mesh = AbstractMesh((1,), ('data',), axis_types=(AxisType.Auto,), abstract_device=device)
+  mesh = abstract_mesh(kind, platform)
   args = *arrays(T=256, C=64, dtype=case.pop('dtype')), case.pop('sinks', None), case.pop('bias', None)
   attend = make_attention('flash', T=256, **case)
 
@@ -314,8 +306,7 @@ def test_unsupported_inputs(fields, message):
 
 
 def test_what_a_tpu_refuses():
-  device = AbstractDevice(device_kind='TPU v5 lite', num_cores=1, platform='tpu')
-  mesh = AbstractMesh((1,), ('data',), axis_types=(AxisType.Auto,), abstract_device=device)
+  mesh = abstract_mesh('TPU v5 lite', 'tpu')
   inputs = AttentionInputs(**attention_inputs(T=T))
   long = [jax.ShapeDtypeStruct((1, 2**16, heads, 128), jnp.bfloat16) for heads in (H, K, K)]
   with jax.sharding.use_abstract_mesh(mesh):
@@ -328,6 +319,28 @@ def test_what_a_tpu_refuses():
       rows = [jax.ShapeDtypeStruct((1, length, heads, 128), jnp.bfloat16) for heads in (H, K, K)]
       assert bool(kernel('flash').unsupported_reason(*rows, inputs)) == is_refused
     assert not kernel('flash').unsupported_reason(*rows, inputs.replace(bias=Partial(jnp.add)))
+
+
+def test_what_a_gpu_refuses():
+  """Blocks of 64 keys of wide heads, and of heads half as wide with a bias."""
+  inputs = AttentionInputs(**attention_inputs(T=T))
+  biased = inputs.replace(bias=Partial(by_distance, TABLE), has_relative_bias=True)
+  flash = kernel('flash')
+  with jax.sharding.use_abstract_mesh(abstract_mesh('NVIDIA H200', 'gpu')):
+    cases = (256, inputs, False), (264, inputs, True), (128, biased, False), (136, biased, True)
+    for channels, of, is_refused in cases:
+      rows = [jax.ShapeDtypeStruct((1, T, heads, channels), jnp.bfloat16) for heads in (H, K, K)]
+      assert bool(flash.unsupported_reason(*rows, of)) == is_refused
+    reason = flash.unsupported_reason(*rows, biased)
+    assert reason == '64 keys take 32,768 bytes of shared memory, and 16,384 are for them'
+    assert not kernel('flash(32)').unsupported_reason(*rows, biased)
+
+
+def test_arrays_of_different_types_are_refused():
+  q, k, v = arrays()
+  inputs = AttentionInputs(**attention_inputs(T=T))
+  reason = kernel(INTERPRETED).unsupported_reason(q, k.astype('bfloat16'), v, inputs)
+  assert reason == 'its queries, keys and values must have one type, not float32, bfloat16 and float32'
 
 
 def test_requires_an_accelerator_and_a_block_of_a_power_of_two():

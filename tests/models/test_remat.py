@@ -5,8 +5,8 @@ import re
 import jax
 import jax.numpy as jnp
 import pytest
-from jax.extend.core import jaxprs_in_params
 
+from tests.jaxprs import list_equations
 from tfm.analysis import gpu_targets, lowering, plan, topology
 from tfm.config.assemble import Experiment
 from tfm.config.validate import validate_device, validate_parts
@@ -74,14 +74,7 @@ def test_what_is_computed_element_by_element_is_known_by_name(tiny, fields):
   params = jax.eval_shape(lambda: model.init(jax.random.key(0)))
   tokens = jnp.zeros((2, 16), jnp.int32)
   jaxpr = jax.make_jaxpr(lambda params: model.apply(params, tokens))(params).jaxpr
-  assert set(list_primitives(jaxpr)) <= STORED | ELEMENTWISE
-
-
-def list_primitives(jaxpr):
-  for equation in jaxpr.eqns:
-    yield equation.primitive.name
-    for inner in jaxprs_in_params(equation.params):
-      yield from list_primitives(inner)
+  assert {each.primitive.name for each in list_equations(jaxpr)} <= STORED | ELEMENTWISE
 
 
 def test_devices_without_host_memory_are_refused(tiny, monkeypatch):

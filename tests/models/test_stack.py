@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from jax.extend.core import jaxprs_in_params
 
+from tests.jaxprs import list_equations
 from tfm.conformance.tiny import LENGTH, VOCAB, decoder, parameters
 from tfm.mixers.protocol import Context
 from tfm.models import memory, stack
@@ -257,26 +258,11 @@ def test_only_what_is_named_is_stored():
   assert stored("save('attention')", kernel='chunked') == [log_sum_exp, out, x]
 
 
-def equations(jaxpr):
-  """All equations of a jaxpr, those of its inner ones too."""
-  count = 0
-  for equation in jaxpr.eqns:
-    count += 1
-    for value in equation.params.values():
-      for inner in value if isinstance(value, (tuple, list)) else [value]:
-        inner = getattr(inner, 'jaxpr', inner)
-        count += equations(inner) if hasattr(inner, 'eqns') else 0
-  return count
-
-
 def size(**model):
   """Equations of one gradient."""
   result = decoder(**model)
-  return equations(
-    jax.make_jaxpr(
-      jax.grad(lambda p: result.apply({'params': p}, TOKENS, Context.contiguous(TOKENS))[0].sum())
-    )(parameters(result)).jaxpr
-  )
+  loss = lambda params: result.apply({'params': params}, TOKENS, Context.contiguous(TOKENS))[0].sum()  # noqa: E731
+  return len([*list_equations(jax.make_jaxpr(jax.grad(loss))(parameters(result)).jaxpr)])
 
 
 @pytest.mark.slow

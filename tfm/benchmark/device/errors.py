@@ -52,9 +52,9 @@ def error_against(exact: Callable, run: Callable, arguments: tuple) -> float:
     return jax.tree.map(lambda x: x.astype(jnp.float32), jax.jit(lambda *a: outputs(f, a))(*cast))
 
   with jax.default_matmul_precision('highest'):  # of this thread
-    wanted = compute(exact, jnp.float32)
+    expected = compute(exact, jnp.float32)
   found = compute(run, None)
   norms = jax.tree.map(
-    lambda x, y: float(jnp.linalg.norm(jnp.ravel(x - y)) / jnp.linalg.norm(jnp.ravel(y))), found, wanted
+    lambda x, y: float(jnp.linalg.norm(jnp.ravel(x - y)) / jnp.linalg.norm(jnp.ravel(y))), found, expected
   )
   return max(jax.tree.leaves(norms))
