@@ -9,7 +9,7 @@ Command:   tfm train --config=configs/lm.py --workdir=runs/lm
            tfm train --config=configs/lm.py:rope_nope --workdir=runs/rope_nope
 Cost:      not measured.
 Expected:  demo, seed 0: 2.04 bits per byte on the whole validation split
-           (docs/results/benchmarks.md). The larger default: not measured.
+           (docs/results/speed.md). The larger default: not measured.
 """
 
 from ml_collections import ConfigDict

@@ -23,7 +23,6 @@ from tfm.models.decoder import Decoder
 from tfm.models.trunk import Trunk
 from tfm.parallel import sharding
 from tfm.training import state as states
-from tfm.training.checkpoint import restore_target
 from tfm.training.step import jitted
 
 
@@ -115,8 +114,8 @@ def lower_training_step(request: PlanRequest, mesh: Mesh) -> Step:
   boxed, experiment = request.state, request.experiment
   where, rows = experiment.state_shardings(boxed, mesh), sharding.batch_sharding(mesh, rules)
   batch = estimate.abstract_batch(experiment.objective.padding_row(config.data.length), t.batch_size)
-  batch = restore_target(batch, jax.tree.map(lambda _: rows, batch))
-  state = restore_target(
+  batch = sharding.with_shardings(batch, jax.tree.map(lambda _: rows, batch))
+  state = sharding.with_shardings(
     nn.unbox(boxed), where
   )  # outside the mesh, in which unboxing would add a sharding constraint
   with sharding.context(mesh, rules):
@@ -145,12 +144,12 @@ def lower_decoding_step(request: PlanRequest, mesh: Mesh, rows: int) -> Step:
   keys = row_keys(0, [[0]], [0])
   dense = flops.with_kernel(model, Dense())
   boxed = jax.eval_shape(lambda key: states.init_params(dense, key, 1, config.data.length), jax.random.key(0))
-  params = restore_target(nn.unbox(boxed), sharding.named_shardings(boxed, mesh, rules))
+  params = sharding.with_shardings(nn.unbox(boxed), sharding.named_shardings(boxed, mesh, rules))
   by_row, replicated = sharding.batch_sharding(mesh, rules), sharding.replicated(mesh)
   with sharding.context(mesh, rules):
     rows = loop.round_up_rows(rows)
     lowered_caches = loop.allocate_caches.lower(model, rows, length)
-    caches = restore_target(
+    caches = sharding.with_shardings(
       jax.eval_shape(lambda: model.init_caches(rows, length)), lowered_caches.compile().output_shardings
     )
 

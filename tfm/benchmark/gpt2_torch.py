@@ -1,11 +1,10 @@
 """The measurements of `gpt2`, with `transformers`' GPT-2 in PyTorch: same shape, same optimizer, float32.
 
-python -m tfm.benchmark.gpt2_torch training     → {"tokens_per_second": …, "peak_memory_mib": …}
+python -m tfm.benchmark.gpt2_torch training 16     → {"tokens_per_second": …, "peak_memory_mib": …}
 """
 
-import time
-
-from tfm.benchmark.gpt2 import DECODING, SHAPE, TRAINING, decoding_rate, print_measurement
+from tfm.benchmark.gpt2 import DECODING, SHAPE, TRAINING_SECONDS, decoding_rate, print_measurement
+from tfm.benchmark.timing import seconds_per_call
 
 
 def make_gpt2():
@@ -28,26 +27,29 @@ def make_gpt2():
   )
 
 
-def measure_training() -> float:
+def measure_training(rows: int) -> float:
   """Tokens per second of whole training steps: forward, backward, clipping, AdamW."""
   import torch
 
-  model = make_gpt2().train()
+  tokens = torch.randint(0, SHAPE['vocab'], (rows, SHAPE['length']))
+  step = make_step(make_gpt2(), dict(input_ids=tokens, labels=tokens))
+  return tokens.numel() / seconds_per_call(step, lambda _: None, seconds=TRAINING_SECONDS)
+
+
+def make_step(model, batch):
+  """A function that trains the model once on `batch`, which has labels: with clipping and AdamW."""
+  import torch
+
+  model.train()
   optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1)
-  tokens = torch.randint(0, SHAPE['vocab'], (TRAINING['batch_size'], SHAPE['length']))
 
   def step():
     optimizer.zero_grad(set_to_none=True)
-    model(tokens, labels=tokens).loss.backward()
+    model(**batch).loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
 
-  for _ in range(TRAINING['warmup']):
-    step()
-  start = time.perf_counter()
-  for _ in range(TRAINING['steps']):
-    step()
-  return TRAINING['steps'] * tokens.numel() / (time.perf_counter() - start)
+  return step
 
 
 def measure_decoding(batch: int, beams: int) -> float:

@@ -210,8 +210,8 @@ def _fields() -> dict[str, Any]:
       # of the computation: float32, bfloat16, float16; parameters are float32
       dtype=OneOf('float32', 'config.assemble.mixers:DTYPES'),
       scan=True,  # compile one block and loop over layers
-      # what the backward pass computes again: none (but what costs no product), full, dots,
-      # dots_with_no_batch_dims, or all but the names in save('attention mixer/q') or, in host memory,
+      # what the backward pass computes again: none (but what costs no product; everything: is stored), full,
+      # dots, dots_with_no_batch_dims, or all but the names in save('attention mixer/q') or, in host memory,
       # offload('block_input') (tfm/models/remat.py)
       remat=FromTable('none', 'models.remat:REMAT'),
       # projections in integers: none, int8(weights_only), int4(group), bitnet (tfm/layers/quantization.py)

@@ -20,7 +20,6 @@ from tfm.hf.from_config import build_model, config_from_hf, find_family
 from tfm.hf.loaded_model import LoadedModel
 from tfm.parallel import mesh as meshes
 from tfm.parallel import sharding
-from tfm.training import checkpoint
 from tfm.training import state as states
 
 
@@ -78,7 +77,7 @@ def from_pretrained(
   )
   sharding.validate_divisibility(boxed, device_mesh, rules)
   abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, assemble.DTYPES[dtype]), nn.unbox(boxed))
-  target = checkpoint.restore_target(abstract, sharding.named_shardings(boxed, device_mesh, rules))
+  target = sharding.with_shardings(abstract, sharding.named_shardings(boxed, device_mesh, rules))
   params = checkpoint_tensors.load_params(
     stored, family.weights(config), target, family.prefix, family.ignored_tensors, family.unused_tensors
   )

@@ -45,7 +45,7 @@ class Chunked(BlockSizes, Kernel):
 
   def unpreferred_reason(self, q, k, v, inputs, platform):
     T, S = q.shape[1], k.shape[1]
-    # Measured (docs/results/benchmarks.md, `tfm benchmark attention`).
+    # Measured (docs/results/speed.md, `tfm benchmark attention`).
     if T * S < 256 * 256:
       return f'{T} queries and {S} keys are few'
     return None

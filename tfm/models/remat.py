@@ -2,6 +2,7 @@
 
 The input of a layer, or of a turn of the pattern, is stored in any case; a policy says what else.
 
+  everything                                  nothing is computed again
   none · full                                 all but elementwise functions (`keep_products`) · nothing
   dots · dots_with_no_batch_dims              products · products of activations with parameters
   save('attention mixer/q')                   what has these names
@@ -92,6 +93,7 @@ def keep_products(primitive, *args, **fields) -> bool:
 # name → the checkpoint policy; None: `keep_products`, where layers are scanned.
 REMAT = {
   'none': lambda: None,
+  'everything': lambda: jax.checkpoint_policies.everything_saveable,
   'full': lambda: jax.checkpoint_policies.nothing_saveable,
   'dots': lambda: jax.checkpoint_policies.dots_saveable,
   'dots_with_no_batch_dims': lambda: jax.checkpoint_policies.dots_with_no_batch_dims_saveable,

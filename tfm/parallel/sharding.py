@@ -280,3 +280,8 @@ class _Contexts:
   def __exit__(self, *error):
     for manager in reversed(self.managers):
       manager.__exit__(*error)
+
+
+def with_shardings(abstract: PyTree, shardings: PyTree) -> PyTree:
+  """The same shapes and dtypes, with these shardings."""
+  return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), abstract, shardings)

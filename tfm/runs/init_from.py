@@ -284,7 +284,7 @@ def restore_params(
       config.init_from is missing or differs.
   """
   config, boxed = experiment.config, abstract_params(experiment, model)
-  target = checkpoint.restore_target(nn.unbox(boxed), sharding.named_shardings(boxed, mesh, rules))
+  target = sharding.with_shardings(nn.unbox(boxed), sharding.named_shardings(boxed, mesh, rules))
   if not (config.init_from and experiment.frozen_pattern):
     return checkpoints.restore_averaged_params(step, average, target)
   pretrained = load_pretrained(config, checkpoints.read_metadata(step))

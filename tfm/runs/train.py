@@ -33,7 +33,7 @@ from tfm.runs.prepare import Prepared, prepare
 from tfm.runs.run_dir import RunDir
 from tfm.training import loop
 from tfm.training import state as states
-from tfm.training.checkpoint import Checkpoints, restore_target
+from tfm.training.checkpoint import Checkpoints
 from tfm.training.goodput import TIERS, Goodput
 from tfm.training.local_checkpoints import LocalCheckpoints
 from tfm.training.metrics import MetricsLog, NullMetricsLog, read_validations
@@ -200,7 +200,7 @@ def restore(prepared: Prepared, sharded: Sharded, stores: Stores) -> list[State]
     prepared.pretrained,
     prepared.experiment.optimizer.is_trainable,
   )
-  target = restore_target(nn.unbox(sharded.abstract_state), sharded.shardings)
+  target = sharding.with_shardings(nn.unbox(sharded.abstract_state), sharded.shardings)
 
   saved_target = pretrained.drop_frozen(target, is_trainable) if pretrained else target
   sources = [stores.local] if resume.from_local else stores.runs
@@ -220,7 +220,7 @@ def initialize(prepared: Prepared, sharded: Sharded) -> list[State]:
   pretrained = prepared.pretrained
   # The frozen model of the objective is not initialized.
   where = sharded.shardings.replace(reference=None)
-  target = restore_target(nn.unbox(sharded.abstract_state.replace(reference=None)), where)
+  target = sharding.with_shardings(nn.unbox(sharded.abstract_state.replace(reference=None)), where)
   seeds = [run_dir.config.seed for run_dir in prepared.run_dirs]
   if not pretrained:
     return states.init_states(prepared.init, seeds, where, sharded.runs.mesh, sharded.rules)

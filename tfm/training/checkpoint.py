@@ -339,11 +339,6 @@ def gather_first_message(message: str) -> str:
   return next(filter(None, messages), b'').decode()
 
 
-def restore_target(abstract: PyTree, shardings: PyTree) -> PyTree:
-  """The shapes, dtypes and shardings to restore into."""
-  return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), abstract, shardings)
-
-
 def state_without_params(state: State) -> dict[str, PyTree]:
   """All of a state but its parameters."""
   others = dict(step=state.step, opt_state=state.opt_state, key=state.key, loss_scale=state.loss_scale)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from tfm.benchmark.attention import Shape, make_kernel, make_mixer
-from tfm.benchmark.device.timing import seconds_per_call
+from tfm.benchmark.timing import seconds_per_call
 from tfm.models import memory
 
 

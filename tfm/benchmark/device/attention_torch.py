@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from tfm.benchmark.device.timing import seconds_per_call
+from tfm.benchmark.timing import seconds_per_call
 
 
 DEVICE = 'cuda' if torch.cuda.is_available() else 'cpu'

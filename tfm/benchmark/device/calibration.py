@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from tfm.benchmark.device.timing import seconds_per_call
+from tfm.benchmark.timing import seconds_per_call
 
 
 def matmul(m: int, k: int, n: int) -> dict[str, float]:

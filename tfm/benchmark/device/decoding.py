@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from tfm.benchmark.device.step import make_experiment
-from tfm.benchmark.device.timing import seconds_per_call
+from tfm.benchmark.timing import seconds_per_call
 from tfm.decoding import loop
 from tfm.decoding.sampling import Sampling
 from tfm.decoding.unroll_layers import unroll_layers

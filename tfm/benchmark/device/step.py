@@ -1,24 +1,18 @@
 """The training step of a LLaMA of 1B parameters in bfloat16, as `tfm train` compiles it."""
 
 import pathlib
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 import jax
-import numpy as np
-from jax.sharding import Mesh
 
-from tfm.analysis import lowering, plan
-from tfm.benchmark.device.timing import seconds_per_call
-from tfm.benchmark.process import OutOfMemory
+from tfm.analysis import plan
+from tfm.benchmark.timing import seconds_per_call
+from tfm.benchmark.training_step import Prepared, prepare, train_repeatedly
 from tfm.config.assemble import Experiment
 from tfm.config.load import load_config
 from tfm.config.resolve import resolve_config
 from tfm.models import memory
-from tfm.parallel import mesh as meshes
-from tfm.parallel import sharding
-from tfm.shapes import PyTree
-from tfm.training import state as states
 
 
 def make_experiment(length: int, rows: int, model: Mapping[str, int], **changes: str | bool) -> Experiment:
@@ -36,50 +30,14 @@ def make_experiment(length: int, rows: int, model: Mapping[str, int], **changes:
   return Experiment(resolve_config(config))
 
 
-class Prepared(NamedTuple):
-  """A training step on one device, compiled, with its arguments."""
-
-  step: lowering.Step
-  mesh: Mesh
-  compiled: plan.Compiled
-  state: states.State
-  batch: PyTree
-
-
-def prepare(vocab: int, **arguments: Any) -> Prepared:
-  """Compiles the step, and makes its state and a batch.
-
-  Raises:
-    OutOfMemory: if the step does not fit into the device's memory.
-  """
-  experiment = make_experiment(**arguments)
-  request = lowering.PlanRequest.from_experiment(experiment, vocab)
-  mesh, rules = meshes.make({}, jax.local_devices()[:1]), experiment.rules
-  step = lowering.lower_training_step(request, mesh)
-  compiled = plan.compile_step(step)
-  if compiled.error:
-    raise OutOfMemory(plan.summary(compiled.error))
-  init = experiment.build_init(request.model)
-  where = experiment.state_shardings(states.abstract_state(init), mesh)
-  (state,) = states.init_states(init, [0], where, mesh, rules)
-  batch = jax.device_put(make_batch(experiment, vocab), sharding.batch_sharding(mesh, rules))
-  return Prepared(step, mesh, compiled, state, batch)
-
-
-def make_batch(experiment: Experiment, vocab: int) -> dict[str, np.ndarray]:
-  """Rows of random tokens, each of one document."""
-  length, rows = experiment.config.data.length, experiment.config.training.batch_size
-  tokens = np.random.default_rng(0).integers(0, vocab, (rows, length + 1))
-  known = dict(inputs=tokens[:, :-1], targets=tokens[:, 1:], positions=np.arange(length))
-  fields = experiment.objective.padding_row(length)
-  return {
-    name: np.broadcast_to(known.get(name, 1), (rows, *x.shape)).astype(x.dtype) for name, x in fields.items()
-  }
+def prepare_llama(vocab: int, **arguments: Any) -> Prepared:
+  """The compiled step of `make_experiment` with its state and a batch."""
+  return prepare(make_experiment(**arguments), vocab)
 
 
 def measure(**arguments: Any) -> dict[str, float]:
   """Tokens/s, model FLOPs utilization, the share of the bound by published peaks, memory, compile time."""
-  prepared = prepare(**arguments)
+  prepared = prepare_llama(**arguments)
   step, compiled = prepared.step, prepared.compiled
   seconds = seconds_per_call(train_repeatedly(prepared), jax.block_until_ready, seconds=5.0)
   found = dict(
@@ -98,7 +56,7 @@ def measure(**arguments: Any) -> dict[str, float]:
 
 def profile(**arguments: Any) -> dict[str, float]:
   """A trace of five steps in the folder `profile`, for TensorBoard, XProf or Perfetto."""
-  run = train_repeatedly(prepare(**arguments))
+  run = train_repeatedly(prepare_llama(**arguments))
   jax.block_until_ready(run())
   folder = pathlib.Path('profile')
   with jax.profiler.trace(folder.resolve()):
@@ -107,15 +65,3 @@ def profile(**arguments: Any) -> dict[str, float]:
     jax.block_until_ready(result)
   files = [path for path in folder.rglob('*') if path.is_file()]
   return dict(files=len(files), mib=sum(path.stat().st_size for path in files) / 2**20)
-
-
-def train_repeatedly(prepared: Prepared) -> Callable:
-  """A function that makes a step from the state that the step before left, and returns its metrics."""
-  state = prepared.state
-
-  def run():
-    nonlocal state
-    state, metrics = prepared.compiled.executable(state, prepared.batch)
-    return metrics
-
-  return run

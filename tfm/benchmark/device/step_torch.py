@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from tfm.benchmark.device.attention_torch import DEVICE, make_flex, make_sdpa, wait
-from tfm.benchmark.device.timing import seconds_per_call
+from tfm.benchmark.timing import seconds_per_call
 
 
 # LLaMA 3.2 of 1B.

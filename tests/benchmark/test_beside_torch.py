@@ -1,0 +1,70 @@
+"""Benchmarks beside PyTorch: their ratios and arguments. No test depends on a time."""
+
+import argparse
+import json
+
+import pytest
+
+from tfm.benchmark import beside_torch, compare_encoder_decoder, compare_gpt2, encoder_decoder, gpt2
+
+
+@pytest.fixture
+def measured(monkeypatch):
+  """Processes whose tokens/s are 1, 2, 3, … for tfm and 1 for PyTorch; returns what they are called with."""
+  calls = []
+
+  def measure(module, *args):
+    calls.append((module, *args))
+    count = sum(call[0] == module for call in calls)
+    return dict(tokens_per_second=count if 'torch' not in module else 1, peak_memory_mib=10)
+
+  monkeypatch.setattr(beside_torch, 'measure', measure)
+  monkeypatch.setattr(beside_torch.importlib.util, 'find_spec', lambda name: name)
+  monkeypatch.setattr(beside_torch, 'describe_machine', lambda: 'a machine')
+  return calls
+
+
+def test_ratios_are_of_medians_and_processes_alternate(measured, capsys):
+  compare_encoder_decoder.main(argparse.Namespace(rounds=3))
+  rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.split()[1:]]
+  assert rows[-3:] == [
+    ['Marian', '2', '1', '2.00', '10', '10', '1.00'],
+    ['BART', '5', '1', '5.00', '10', '10', '1.00'],
+    ['T5', '8', '1', '8.00', '10', '10', '1.00'],
+  ]
+  modules = 'tfm.benchmark.encoder_decoder', 'tfm.benchmark.encoder_decoder_torch'
+  assert measured == [(m, name) for name in ('marian', 'bart', 't5') for _ in range(3) for m in modules]
+
+
+def test_without_pytorch_tfm_alone_is_measured(measured, monkeypatch, capsys):
+  monkeypatch.setattr(beside_torch.importlib.util, 'find_spec', lambda name: None)
+  compare_gpt2.main(argparse.Namespace(rounds=1))
+  out = capsys.readouterr().out
+  assert 'make oracle' in out and 'training, 12 rows' in out
+  assert [call[0] for call in measured] == ['tfm.benchmark.gpt2'] * len(compare_gpt2.MEASUREMENTS)
+
+
+def test_no_rounds_are_refused():
+  with pytest.raises(ValueError, match='--rounds=0 must be at least 1'):
+    compare_gpt2.main(argparse.Namespace(rounds=0))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', encoder_decoder.CONFIGS)
+def test_encoder_decoders_train(name, monkeypatch):
+  """Smaller ones, for one step."""
+  small = {field: 16 for field in encoder_decoder.CONFIGS[name] if field in ('d_model', 'd_kv')}
+  monkeypatch.setitem(encoder_decoder.CONFIGS, name, encoder_decoder.CONFIGS[name] | small)
+  monkeypatch.setattr(encoder_decoder, 'TRAINING_SECONDS', 0.0)
+  assert encoder_decoder.main(name) > 0
+
+
+@pytest.mark.parametrize('task', compare_gpt2.MEASUREMENTS)
+def test_gpt2_is_measured_as_the_command_says(task, monkeypatch, capsys):
+  monkeypatch.setattr(gpt2, 'SHAPE', dict(layers=1, width=16, heads=2, length=16, vocab=32))
+  monkeypatch.setattr(gpt2, 'DECODING', dict(prompt=4, new=8, rounds=1))
+  monkeypatch.setattr(gpt2, 'TRAINING_SECONDS', 0.0)
+  monkeypatch.setattr(gpt2.sys, 'argv', ['gpt2', *compare_gpt2.MEASUREMENTS[task]])
+  gpt2.print_measurement(gpt2.measure_training, gpt2.measure_decoding)
+  found = json.loads(capsys.readouterr().out)
+  assert found['tokens_per_second'] > 0 and found['peak_memory_mib'] > 100
