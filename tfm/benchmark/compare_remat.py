@@ -1,4 +1,4 @@
-"""Memory and time of training steps that store everything, and of those without a policy of rematerialization.
+"""Memory and time of training steps that store everything, and of those without a policy of remat.
 
 Without a policy a scan over layers stores what products, kernels, sums and recurrences give. Temporaries are
 the compiler's; both steps of a model alternate eight times in one process, and the ratio is that of medians.
