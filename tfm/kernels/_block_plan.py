@@ -63,13 +63,21 @@ class BlockGrid:
     """Zero-pads the key axis to whole blocks."""
     return _pad_axis(x, axis, self.shape[1] * self.keys)
 
-  def query_block(self, x: Array, i: Int[Array, ''], axis: int) -> Array:
+  def query_block(self, x: Array, i: Int[Array, ''], axis: int = 1) -> Array:
     """Block i along the query axis of an array."""
     return jax.lax.dynamic_slice_in_dim(x, i * self.queries, self.queries, axis)
 
-  def key_block(self, x: Array, j: Int[Array, ''], axis: int) -> Array:
+  def key_block(self, x: Array, j: Int[Array, ''], axis: int = 1) -> Array:
     """Block j along the key axis of an array."""
     return jax.lax.dynamic_slice_in_dim(x, j * self.keys, self.keys, axis)
+
+  def put_query_block(self, x: Array, block: Array, i: Int[Array, ''], axis: int = 1) -> Array:
+    """The array with `block` as its block i along the query axis."""
+    return jax.lax.dynamic_update_slice_in_dim(x, block, i * self.queries, axis)
+
+  def put_key_block(self, x: Array, block: Array, j: Int[Array, '']) -> Array:
+    """The array with `block` as its block j along the key axis, the second."""
+    return jax.lax.dynamic_update_slice_in_dim(x, block, j * self.keys, 1)
 
 
 def _pad_axis(x: Array, axis: int, size: int) -> Array:
@@ -160,15 +168,12 @@ def pad_to_blocks(
   v: Float[Array, 'B S K C2'],
   inputs: Any,
 ) -> tuple[Array, Array, Array, PyTree, Any]:
-  """Moves heads before length and pads to whole blocks.
+  """Pads to whole blocks.
 
   Returns:
-    q [B K G T C], k [B K S C], v [B K S C2], the learned inputs (score, bias, sinks), and the other inputs.
+    q, k, v, the learned inputs (score, bias, sinks), and the other inputs.
   """
-  B, T, H, C = q.shape
-  K = k.shape[2]
-  q = grid.pad_queries(q.reshape(B, T, K, H // K, C).transpose(0, 2, 3, 1, 4), 3)
-  k, v = grid.pad_keys(k.swapaxes(1, 2), 2), grid.pad_keys(v.swapaxes(1, 2), 2)
+  q, k, v = grid.pad_queries(q, 1), grid.pad_keys(k, 1), grid.pad_keys(v, 1)
   # Padded tokens get segment 0, which no query sees.
   other_inputs = inputs.replace(
     q_positions=grid.pad_queries(inputs.q_positions, 1),
@@ -184,11 +189,10 @@ def pad_to_blocks(
 
 
 def unpad(
-  out: Float[Array, 'B K G T C2'], log_sum_exp: Float[Array, 'B K G T'], T: int, H: int
+  out: Float[Array, 'B T H C2'], log_sum_exp: Float[Array, 'B K G T'], T: int
 ) -> tuple[Float[Array, 'B T H C2'], Float[Array, 'B H T']]:
   """Undoes `pad_to_blocks` for the output and the log-sum-exp of the T unpadded queries."""
-  out = out[..., :T, :].reshape(len(out), H, T, -1).swapaxes(1, 2)
-  return out, log_sum_exp[..., :T].reshape(len(out), H, T)
+  return out[:, :T], log_sum_exp[..., :T].reshape(len(out), -1, T)
 
 
 def merge_inputs(other_inputs: Any, learned: PyTree) -> Any:

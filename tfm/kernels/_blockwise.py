@@ -1,7 +1,9 @@
 """Attention block by block: running sums over blocks of keys, and their gradients computed by hand.
 
 Shared by the blockwise kernels. Wherever `inputs` is a parameter, it is a
-`tfm.kernels.protocol.AttentionInputs` whose arrays are padded by `_block_plan.pad_to_blocks`.
+`tfm.kernels.protocol.AttentionInputs` whose arrays are padded by `_block_plan.pad_to_blocks`. Heads come
+after tokens in whole arrays, as projections give them, and before tokens in blocks, as products need them: a
+block is small, and its copy stays in a cache.
 """
 
 import dataclasses
@@ -13,9 +15,13 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from tfm.kernels._block_plan import BlockGrid, VisitPlan, blocks_share_document
-from tfm.kernels.protocol import CHECKPOINT_NAME
+from tfm.kernels._normalizers import NORMALIZERS
+from tfm.kernels.protocol import CHECKPOINT_NAME, group_queries, ungroup_queries
 from tfm.layers.locations import Locations, same_document
 from tfm.shapes import Array, Bool, Float, Int, PyTree
+
+
+Qkv = tuple[Float[Array, 'B T H C'], Float[Array, 'B S K C'], Float[Array, 'B S K C2']]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,12 +39,12 @@ class _Tile:
   @property
   def q_locations(self) -> Locations:
     """Where the queries of the tile stand."""
-    return Locations(*(self.grid.query_block(x, self.i, 1) for x in self.inputs.q_locations))
+    return Locations(*(self.grid.query_block(x, self.i) for x in self.inputs.q_locations))
 
   @property
   def k_locations(self) -> Locations:
     """Where the keys of the tile stand."""
-    return Locations(*(self.grid.key_block(x, self.j, 1) for x in self.inputs.k_locations))
+    return Locations(*(self.grid.key_block(x, self.j) for x in self.inputs.k_locations))
 
   def visibility_mask(self, fully_visible: bool) -> Bool[Array, 'B 1 1 T S']:
     """Which pairs share a document and are shown by the mask, which is not evaluated if `fully_visible`."""
@@ -46,7 +52,7 @@ class _Tile:
     q, k = self.q_locations, self.k_locations
     visible = same_document(q.segments, k.segments)
     if not fully_visible:
-      prefix = None if inputs.k_prefix is None else grid.key_block(inputs.k_prefix, self.j, 1)[:, None, :]
+      prefix = None if inputs.k_prefix is None else grid.key_block(inputs.k_prefix, self.j)[:, None, :]
       visible &= inputs.mask.bind_prefix(prefix)(q.positions[:, :, None], k.positions[:, None, :])
     return visible[:, None, None]
 
@@ -86,58 +92,93 @@ def any_share_document(grid: BlockGrid, inputs: Any) -> Bool[Array, 'I J']:
   return blocks_share_document(grid, inputs.q_segments, inputs.k_segments).any(0)
 
 
+def block_sums(
+  grid: BlockGrid, q: Float[Array, 'B T H C'], v: Float[Array, 'B S K C2'], inputs: Any
+) -> PyTree:
+  """The running sums of a query block before any key is added."""
+  (B, _, H, _), (_, _, K, C2) = q.shape, v.shape
+  return NORMALIZERS[inputs.normalizer].initial_sums(inputs, (B, K, H // K, grid.queries), C2)
+
+
 def initial_sums(
-  grid: BlockGrid, q: Float[Array, 'B K G T C'], v: Float[Array, 'B K S C2'], inputs: Any
+  grid: BlockGrid, q: Float[Array, 'B T H C'], v: Float[Array, 'B S K C2'], inputs: Any
 ) -> PyTree:
   """The running sums of every query block before any key is added."""
-  shape = (*q.shape[:3], grid.queries)
-  block_sums = NORMALIZERS[inputs.normalizer].initial_sums(inputs, shape, v.shape[-1])
-  return jax.tree.map(lambda x: jnp.broadcast_to(x[None], (grid.shape[0], *x.shape)), block_sums)
+  sums = block_sums(grid, q, v, inputs)
+  return jax.tree.map(lambda x: jnp.broadcast_to(x[None], (grid.shape[0], *x.shape)), sums)
 
 
-def add_keys(
-  grid: BlockGrid,
-  plan: VisitPlan,
-  sums: PyTree,
-  qkv: tuple[Float[Array, 'B K G T C'], Float[Array, 'B K S C'], Float[Array, 'B K S C2']],
-  inputs: Any,
-) -> PyTree:
+def add_keys(grid: BlockGrid, plan: VisitPlan, sums: PyTree, qkv: Qkv, inputs: Any) -> PyTree:
   """The running sums after these keys; `plan` lists the key blocks that each query block visits."""
+  add_to_block = block_adder(grid, plan, qkv, inputs)
+  return jax.lax.map(lambda block: add_to_block(*block), (jnp.arange(grid.shape[0]), sums))
+
+
+def block_adder(
+  grid: BlockGrid, plan: VisitPlan, qkv: Qkv, inputs: Any
+) -> Callable[[Int[Array, ''], PyTree], PyTree]:
+  """`(i, running sums of query block i) → its sums after the keys that it visits`."""
   q, k, v = qkv
   share_document, normalizer = any_share_document(grid, inputs), NORMALIZERS[inputs.normalizer]
 
-  def add_to_query_block(block):
-    i, sums_i = block
-    q_i = grid.query_block(q, i, 3)
+  def add_to_block(i, sums_i):
+    q_i = group_queries(grid.query_block(q, i), k.shape[2])
 
     def fold(sums_i, j, kind):
       def add_tile(fully_visible):
-        tile = _Tile(grid, inputs, i, j)
-        logits = tile.logits(q_i, grid.key_block(k, j, 2), inputs.score, inputs.bias)
-        visible, v_j = tile.visibility_mask(fully_visible), grid.key_block(v, j, 2)
-        return normalizer.add(sums_i, logits, visible, tile.apply_dropout, v_j, inputs)
+        tile, k_j, v_j = _Tile(grid, inputs, i, j), *(grid.key_block(x, j).swapaxes(1, 2) for x in (k, v))
+        logits = tile.logits(q_i, k_j, inputs.score, inputs.bias)
+        return normalizer.add(
+          sums_i, logits, tile.visibility_mask(fully_visible), tile.apply_dropout, v_j, inputs
+        )
 
       return jax.lax.switch(kind, [lambda: sums_i, lambda: add_tile(False), lambda: add_tile(True)])
 
     return _fold_line(plan, i, share_document[i], fold, sums_i)
 
-  return jax.lax.map(add_to_query_block, (jnp.arange(grid.shape[0]), sums))
+  return add_to_block
 
 
-def finalize(sums: PyTree, inputs: Any) -> tuple[Float[Array, 'B K G T C2'], Float[Array, 'B K G T']]:
+def attend_all(
+  grid: BlockGrid, plan: VisitPlan, qkv: Qkv, inputs: Any
+) -> tuple[Float[Array, 'B T H C2'], Float[Array, 'B K G T']]:
+  """`finalize(add_keys(initial_sums))`, one block of queries after the other: no sums are stored."""
+  q, k, v = qkv
+  add_to_block = block_adder(grid, plan, qkv, inputs)
+
+  def attend_block(i, so_far):
+    sums = add_to_block(i, block_sums(grid, q, v, inputs))
+    out, log_sum_exp = NORMALIZERS[inputs.normalizer].finalize(sums)
+    return (
+      grid.put_query_block(so_far[0], ungroup_queries(out), i),
+      grid.put_query_block(so_far[1], log_sum_exp, i, axis=3),
+    )
+
+  (B, T, H, _), K = q.shape, k.shape[2]
+  zeros = jnp.zeros((B, T, H, v.shape[-1]), jnp.float32), jnp.zeros((B, K, H // K, T), jnp.float32)
+  return name_residuals(*jax.lax.fori_loop(0, grid.shape[0], attend_block, zeros))
+
+
+def finalize(sums: PyTree, inputs: Any) -> tuple[Float[Array, 'B T H C2'], Float[Array, 'B K G T']]:
   """The output, and the log-sum-exp, which is zeros for a normalizer without one; both have the
   `CHECKPOINT_NAME`.
   """
-  out, log_sum_exp = NORMALIZERS[inputs.normalizer].finalize(sums)
-  out, log_sum_exp = jnp.moveaxis(out, 0, 3), jnp.moveaxis(log_sum_exp, 0, 3)
-  out, log_sum_exp = (
-    out.reshape(*out.shape[:3], -1, out.shape[-1]),
-    log_sum_exp.reshape(*log_sum_exp.shape[:3], -1),
+  blocks, log_sum_exp = NORMALIZERS[inputs.normalizer].finalize(sums)
+  out = jnp.moveaxis(jax.vmap(ungroup_queries)(blocks), 0, 1)
+  log_sum_exp = jnp.moveaxis(log_sum_exp, 0, 3)
+  return name_residuals(
+    out.reshape(len(out), -1, *out.shape[3:]), log_sum_exp.reshape(*log_sum_exp.shape[:3], -1)
   )
-  return checkpoint_name(out, CHECKPOINT_NAME), checkpoint_name(log_sum_exp, CHECKPOINT_NAME)
 
 
-def compute_delta(out: Array, d_out: Array, d_log_sum_exp: Array) -> Float[Array, 'B K G T']:
+def name_residuals(*arrays: Array) -> tuple[Array, ...]:
+  """The arrays under the `CHECKPOINT_NAME`."""
+  return tuple(checkpoint_name(x, CHECKPOINT_NAME) for x in arrays)
+
+
+def compute_delta(
+  out: Float[Array, '*T C'], d_out: Float[Array, '*T C'], d_log_sum_exp: Float[Array, '*T']
+) -> Float[Array, '*T']:
   """Σ over keys of weight · d_weight, computed from the output (Dao et al. 2022, eq. 4).
 
   The cotangent of the log-sum-exp reaches the logits in the same way, so it is subtracted here.
@@ -156,15 +197,20 @@ class OutputGradients(NamedTuple):
 
   log_sum_exp: Float[Array, 'B K G T']
   delta: Float[Array, 'B K G T']
-  d_out: Float[Array, 'B K G T C2']
+  d_out: Float[Array, 'B T H C2']
+
+  @classmethod
+  def of(
+    cls, out: Float[Array, 'B T H C2'], log_sum_exp: Float[Array, 'B K G T'], cotangents: tuple[Array, Array]
+  ) -> 'OutputGradients':
+    """Those of an output and its log-sum-exp with their cotangents."""
+    d_out, d_log_sum_exp = cotangents
+    delta = compute_delta(out, d_out, ungroup_queries(d_log_sum_exp))
+    return cls(log_sum_exp, group_queries(delta, log_sum_exp.shape[1]), d_out)
 
 
 def input_gradients(
-  grid: BlockGrid,
-  plans: tuple[VisitPlan, VisitPlan],
-  qkv: tuple[Float[Array, 'B K G T C'], Float[Array, 'B K S C'], Float[Array, 'B K S C2']],
-  inputs: Any,
-  at_output: OutputGradients,
+  grid: BlockGrid, plans: tuple[VisitPlan, VisitPlan], qkv: Qkv, inputs: Any, at_output: OutputGradients
 ) -> tuple[Array, Array, Array, list[Array]]:
   """The contributions of these keys to the cotangents of q, k, v and the leaves of (score, bias), in float32.
 
@@ -178,14 +224,14 @@ def input_gradients(
   d_out = d_out.astype(v.dtype)
   leaves, rebuild = split_float_leaves((inputs.score, inputs.bias))
 
-  def key_block_gradients(carry, j):
-    k_j, v_j = grid.key_block(k, j, 2), grid.key_block(v, j, 2)
+  def add_key_block(j, carry):
+    k_j, v_j = (grid.key_block(x, j).swapaxes(1, 2) for x in (k, v))
 
     def fold(carry, i, kind):
-      q_i = grid.query_block(q, i, 3)
+      q_i = group_queries(grid.query_block(q, i), k.shape[2])
 
       def tile_gradients(fully_visible):
-        tile, d_out_i = _Tile(grid, inputs, i, j), grid.query_block(d_out, i, 3)
+        tile, d_out_i = _Tile(grid, inputs, i, j), group_queries(grid.query_block(d_out, i), k.shape[2])
         logits, vjp = jax.vjp(lambda q, k, leaves: tile.logits(q, k, *rebuild(leaves)), q_i, k_j, leaves)
         visible = tile.visibility_mask(fully_visible)
         weights = normalizer.weights(logits, visible, grid.query_block(log_sum_exp, i, 3), inputs)
@@ -202,21 +248,19 @@ def input_gradients(
         kind, [zero_gradients, lambda: tile_gradients(False), lambda: tile_gradients(True)]
       )
       d_q, *sums = carry
-      d_q_i = grid.query_block(d_q, i, 3) + d_q_i.astype(jnp.float32)
-      d_q = jax.lax.dynamic_update_slice_in_dim(d_q, d_q_i, i * grid.queries, 3)
-      return d_q, *jax.tree.map(lambda total, x: total + x.astype(jnp.float32), sums, contribution)
+      d_q_i = grid.query_block(d_q, i) + ungroup_queries(d_q_i.astype(jnp.float32))
+      return grid.put_query_block(d_q, d_q_i, i), *jax.tree.map(
+        lambda total, x: total + x.astype(jnp.float32), sums, contribution
+      )
 
-    d_q, d_leaves = carry
+    d_q, d_k, d_v, d_leaves = carry
     d_q, d_k_j, d_v_j, d_leaves = _fold_line(
       plans[1], j, share_document[:, j], fold, (d_q, *jax.tree.map(float32_zeros, (k_j, v_j)), d_leaves)
     )
-    return (d_q, d_leaves), (d_k_j, d_v_j)
+    d_k, d_v = (grid.put_key_block(d, d_j.swapaxes(1, 2), j) for d, d_j in ((d_k, d_k_j), (d_v, d_v_j)))
+    return d_q, d_k, d_v, d_leaves
 
-  (d_q, d_leaves), d_blocks = jax.lax.scan(
-    key_block_gradients, jax.tree.map(float32_zeros, (q, leaves)), jnp.arange(grid.shape[1])
-  )
-  d_k, d_v = (jnp.moveaxis(d, 0, 2).reshape(x.shape) for d, x in zip(d_blocks, (k, v)))
-  return d_q, d_k, d_v, d_leaves
+  return jax.lax.fori_loop(0, grid.shape[1], add_key_block, jax.tree.map(float32_zeros, (q, k, v, leaves)))
 
 
 def sink_gradient(
@@ -262,15 +306,6 @@ def split_float_leaves(tree: PyTree) -> tuple[list[Array], Callable]:
   return [x for x, f in zip(leaves, is_float) if f], rebuild
 
 
-def sum_over_keys(
-  weights: Float[Array, 'B K G T S'], v: Float[Array, 'B K S C']
-) -> Float[Array, 'B K G T C']:
-  """Σₛ weightₜₛ vₛ in float32; the queries of a group are rows of one matrix."""
-  B, K, G, T, S = weights.shape
-  out = jnp.einsum('BKNS,BKSC->BKNC', weights.reshape(B, K, G * T, S), v, preferred_element_type=jnp.float32)
-  return out.reshape(B, K, G, T, -1)
-
-
 def dot_channels(x: Float[Array, 'B K G T C'], v: Float[Array, 'B K S C']) -> Float[Array, 'B K G T S']:
   """xₜ · vₛ in float32."""
   B, K, G, T, C = x.shape
@@ -289,72 +324,3 @@ def sum_over_queries(
     x.reshape(B, K, G * T, -1),
     preferred_element_type=jnp.float32,
   )
-
-
-class OnlineSoftmax:
-  """Softmax over blocks of keys; (maximum, denominator, numerator), rescaled as the maximum grows."""
-
-  @staticmethod
-  def initial_sums(inputs, shape, channels):
-    numerator = jnp.zeros((*shape, channels), jnp.float32)
-    if inputs.sinks is None:
-      return jnp.full(shape, -jnp.inf), jnp.zeros(shape), numerator
-    # The sink counts as a first key with a value of zero.
-    sinks = inputs.sinks.astype(jnp.float32).reshape(1, *shape[1:3], 1)
-    return jnp.broadcast_to(sinks, shape), jnp.ones(shape), numerator
-
-  @staticmethod
-  def add(sums, logits, visible, apply_dropout, v, inputs):
-    maximum, denominator, numerator = sums
-    logits = jnp.where(visible, logits, -jnp.inf)
-    new_maximum = jnp.maximum(maximum, logits.max(-1))
-    # Before the first visible key the maximum is -inf; any finite number avoids -inf - -inf.
-    finite = jnp.where(new_maximum == -jnp.inf, 0, new_maximum)
-    weights, rescale = jnp.exp(logits - finite[..., None]), jnp.exp(maximum - finite)
-    return (
-      new_maximum,
-      denominator * rescale + weights.sum(-1),
-      numerator * rescale[..., None] + sum_over_keys(apply_dropout(weights).astype(v.dtype), v),
-    )
-
-  @staticmethod
-  def finalize(sums):
-    maximum, denominator, numerator = sums
-    out = numerator / jnp.where(denominator == 0, 1, denominator)[..., None]
-    return out, maximum + jnp.log(denominator)
-
-  @staticmethod
-  def weights(logits, visible, log_sum_exp, inputs):
-    return jnp.where(visible, jnp.exp(logits - log_sum_exp[..., None]), 0)
-
-  @staticmethod
-  def logit_gradient(weights, d_weights, delta):
-    return weights * (d_weights - delta[..., None])
-
-
-class Sigmoid:
-  """Sigmoid weights, each key independent of the others; the sum is the numerator alone."""
-
-  @staticmethod
-  def initial_sums(inputs, shape, channels):
-    return jnp.zeros((*shape, channels), jnp.float32)
-
-  @staticmethod
-  def add(numerator, logits, visible, apply_dropout, v, inputs):
-    weights = jnp.where(visible, jax.nn.sigmoid(logits + inputs.sigmoid_offset), 0)
-    return numerator + sum_over_keys(apply_dropout(weights).astype(v.dtype), v)
-
-  @staticmethod
-  def finalize(numerator):
-    return numerator, jnp.zeros(numerator.shape[:-1])
-
-  @staticmethod
-  def weights(logits, visible, log_sum_exp, inputs):
-    return jnp.where(visible, jax.nn.sigmoid(logits + inputs.sigmoid_offset), 0)
-
-  @staticmethod
-  def logit_gradient(weights, d_weights, delta):
-    return d_weights * weights * (1 - weights)
-
-
-NORMALIZERS = {'softmax': OnlineSoftmax, 'sigmoid': Sigmoid}

@@ -51,11 +51,11 @@ class Chunked(BlockSizes, Kernel):
     return None
 
   def attend(self, q, k, v, inputs):
-    T, H = q.shape[1:3]
+    T = q.shape[1]
     grid = BlockGrid(min(self.queries, T), min(self.keys, k.shape[1]), T, k.shape[1])
     q, k, v, learned, inputs = _block_plan.pad_to_blocks(grid, q, k, v, inputs)
     out, log_sum_exp = differentiable_attention(grid)(q, k, v, learned, inputs)
-    out, log_sum_exp = _block_plan.unpad(out.astype(v.dtype), log_sum_exp, T, H)
+    out, log_sum_exp = _block_plan.unpad(out.astype(v.dtype), log_sum_exp, T)
     return shard(out, 'batch', 'length', 'heads', 'kv'), log_sum_exp
 
 
@@ -63,28 +63,24 @@ def differentiable_attention(grid: BlockGrid) -> Callable:
   """Attention over a grid of blocks, with a backward pass of its own (`jax.custom_vjp`).
 
   Returns:
-    `(q [B K G T C], k [B K S C], v, learned, inputs) → out [B K G T C2] f32, log-sum-exp [B K G T] f32`,
+    `(q [B T H C], k [B S K C], v, learned, inputs) → out [B T H C2] f32, log-sum-exp [B K G T] f32`,
     where `learned` is (score, bias, sinks) and `inputs` has the other `AttentionInputs`.
   """
 
   def forward(q, k, v, learned, inputs):
     all_inputs = _block_plan.merge_inputs(inputs, learned)
     key_visits, _ = _block_plan.plan_visits(inputs.mask, inputs.layout, grid)
-    sums = _blockwise.initial_sums(grid, q, v, all_inputs)
-    sums = _blockwise.add_keys(grid, key_visits, sums, (q, k, v), all_inputs)
-    out, log_sum_exp = _blockwise.finalize(sums, all_inputs)
+    out, log_sum_exp = _blockwise.attend_all(grid, key_visits, (q, k, v), all_inputs)
     return (out, log_sum_exp), (q, k, v, learned, inputs, out, log_sum_exp)
 
   def backward(residuals, cotangents):
     q, k, v, learned, inputs, out, log_sum_exp = residuals
-    all_inputs, d_out = _block_plan.merge_inputs(inputs, learned), cotangents[0]
+    all_inputs = _block_plan.merge_inputs(inputs, learned)
     plans = _block_plan.plan_visits(inputs.mask, inputs.layout, grid)
-    delta = _blockwise.compute_delta(out, *cotangents)
-    *d_qkv, d_leaves = _blockwise.input_gradients(
-      grid, plans, (q, k, v), all_inputs, OutputGradients(log_sum_exp, delta, d_out)
-    )
+    at_output = OutputGradients.of(out, log_sum_exp, cotangents)
+    *d_qkv, d_leaves = _blockwise.input_gradients(grid, plans, (q, k, v), all_inputs, at_output)
     d_qkv = (d.astype(x.dtype) for d, x in zip(d_qkv, (q, k, v)))
-    d_learned = _blockwise.learned_gradients(all_inputs, d_leaves, log_sum_exp, delta)
+    d_learned = _blockwise.learned_gradients(all_inputs, d_leaves, log_sum_exp, at_output.delta)
     return *d_qkv, d_learned, None
 
   attention = jax.custom_vjp(lambda *args: forward(*args)[0])

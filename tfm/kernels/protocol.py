@@ -258,10 +258,16 @@ def unsupported_mask_reason(inputs: AttentionInputs, T: int, S: int) -> str | No
   return None
 
 
-def group_queries(q: Float[Array, 'B T H C'], K: int) -> Float[Array, 'B K G T C']:
-  """Groups query heads by the key head that they read."""
-  B, T, H, C = q.shape
-  return q.reshape(B, T, K, H // K, C).transpose(0, 2, 3, 1, 4)
+def group_queries(q: Float[Array, 'B T H *C'], K: int) -> Float[Array, 'B K G T *C']:
+  """Groups query heads by the key head that they read, and moves them before the tokens."""
+  B, T, H, *rest = q.shape
+  return jnp.moveaxis(q.reshape(B, T, K, H // K, *rest), 1, 3)
+
+
+def ungroup_queries(q: Float[Array, 'B K G T *C']) -> Float[Array, 'B T H *C']:
+  """Undoes `group_queries`."""
+  B, K, G, T, *rest = q.shape
+  return jnp.moveaxis(q, 3, 1).reshape(B, T, K * G, *rest)
 
 
 class Kernel(abc.ABC):

@@ -250,7 +250,7 @@ def attend_on_device(
     steps: one of `STEPS`.
     learned: (score, bias, sinks); inputs: the other `AttentionInputs`.
   """
-  index, (T, H) = device[0], qkv[0].shape[1:3]
+  index, T = device[0], qkv[0].shape[1]
 
   def reorder(x, back=False):
     return exchange_zigzag(axis, plan.devices, index, x, back) if plan.zigzag else x
@@ -261,7 +261,7 @@ def attend_on_device(
     plan.grid, q, k, v, _block_plan.merge_inputs(inputs, learned)
   )
   out, log_sum_exp = differentiable_attention(plan, axis, steps)(q, k, v, index, learned, inputs)
-  out, log_sum_exp = _block_plan.unpad(out.astype(v.dtype), log_sum_exp, T, H)
+  out, log_sum_exp = _block_plan.unpad(out.astype(v.dtype), log_sum_exp, T)
   return reorder(out, back=True), reorder(log_sum_exp.swapaxes(1, 2), back=True).swapaxes(1, 2)
 
 
@@ -309,9 +309,8 @@ def differentiable_attention(plan: RingPlan, axis: str | None, steps: Any) -> Ca
 
   def backward(residuals, cotangents):
     q, k, v, index, learned, inputs, out, log_sum_exp = residuals
-    all_inputs, d_out = _block_plan.merge_inputs(inputs, learned), cotangents[0]
-    delta = _blockwise.compute_delta(out, *cotangents)
-    at_output = _blockwise.OutputGradients(log_sum_exp, delta, d_out)
+    all_inputs = _block_plan.merge_inputs(inputs, learned)
+    at_output = _blockwise.OutputGradients.of(out, log_sum_exp, cotangents)
 
     def step(i, sums, arrived):
       (d_local, d_arrived), (k, v, data) = sums, arrived
@@ -326,7 +325,8 @@ def differentiable_attention(plan: RingPlan, axis: str | None, steps: Any) -> Ca
     zeros = jax.tree.map(_blockwise.float32_zeros, ((q, leaves), (k, v)))
     (d_q, d_leaves), d_keys = rotate_keys(step, zeros, (k, v, key_data(inputs)))
     d_qkv = (d.astype(x.dtype) for d, x in zip((d_q, *d_keys), (q, k, v)))
-    return *d_qkv, None, _blockwise.learned_gradients(all_inputs, d_leaves, log_sum_exp, delta), None
+    d_learned = _blockwise.learned_gradients(all_inputs, d_leaves, log_sum_exp, at_output.delta)
+    return *d_qkv, None, d_learned, None
 
   attention = jax.custom_vjp(lambda *args: forward(*args)[0])
   attention.defvjp(forward, backward)
