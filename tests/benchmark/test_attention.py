@@ -81,6 +81,17 @@ def test_tables_curves_and_resumption(tmp_path, monkeypatch, capsys):
   assert cli.main(command) == 0 and len(measured) == before  # nothing is measured twice
 
 
+def test_one_variant_alone(tmp_path, monkeypatch, capsys):
+  measured = []
+  monkeypatch.setattr(
+    compare_attention, 'measure_or_empty', lambda run: measured.append(run) or fake_result(run)
+  )
+  command = ['attention', '--lengths=2048', '--only=kernels', '--cases=window', f'--to={tmp_path / "a"}']
+  assert cli.main(['benchmark', *command]) == 0
+  out = capsys.readouterr().out
+  assert {run[-2] for run in measured} == {'window'} and '| window' in out and '| causal' not in out
+
+
 def test_results_of_another_machine_are_rejected(tmp_path, capsys):
   (tmp_path / 'a.jsonl').write_text(json.dumps(dict(run=['x'], machine='an abacus', result={})) + '\n')
   assert cli.main(['benchmark', 'attention', f'--to={tmp_path / "a"}']) == 2
@@ -91,6 +102,7 @@ def test_results_of_another_machine_are_rejected(tmp_path, capsys):
   'argv, message',
   [
     (['attention', '--to=x', '--lengths=0'], '--lengths contains 0; a row has at least 1 token'),
+    (['attention', '--to=x', '--cases=casual'], "--cases has 'casual'; did you mean 'causal'?"),
     (['gpt2', '--rounds=0'], '--rounds=0 must be at least 1'),
   ],
 )

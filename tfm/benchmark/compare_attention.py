@@ -13,6 +13,7 @@ import importlib.util
 import json
 import pathlib
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich import box
@@ -22,6 +23,7 @@ from rich.table import Table
 from tfm.benchmark import attention, attention_torch
 from tfm.benchmark.process import OutOfMemory, describe_machine, measure
 from tfm.data.progress_bar import track
+from tfm.errors import require, suggest
 
 
 if TYPE_CHECKING:
@@ -41,6 +43,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     metavar='N,N,…',
     help=f'tokens of the row (default: {",".join(map(str, LENGTHS))})',
   )
+  parser.add_argument(
+    '--cases',
+    type=lambda text: tuple(text.split(',')),
+    default=tuple(attention.VARIANTS),
+    metavar='NAME,NAME,…',
+    help=f'cases of the kernels (default: {",".join(attention.VARIANTS)})',
+  )
   parser.add_argument('--only', choices=('kernels', 'mixers'), help='measure kernels only, or mixers only')
   parser.add_argument(
     '--to', required=True, metavar='FILE', help='FILE.jsonl for the measurements, FILE.png for the curves'
@@ -53,7 +62,10 @@ def main(args: argparse.Namespace) -> None:
   for length in args.lengths:
     if length < 1:
       raise ValueError(f'--lengths contains {length}; a row has at least 1 token')
-  measurements = list_measurements(args.lengths, args.only, importlib.util.find_spec('torch') is not None)
+  for name in args.cases:
+    require(name in attention.VARIANTS, f'--cases has {name!r}; {suggest(name, attention.VARIANTS)}')
+  with_torch = importlib.util.find_spec('torch') is not None
+  measurements = list_measurements(args.lengths, args.only, with_torch, args.cases)
   log = pathlib.Path(f'{args.to}.jsonl')
   results = read_results(log)
   for run in track(measurements, 'benchmark', len(measurements)):
@@ -66,7 +78,7 @@ def main(args: argparse.Namespace) -> None:
   console.print(describe_machine(), highlight=False)
   if args.only != 'mixers':
     for what in PASSES:
-      console.print(kernel_table(results, args.lengths, what))
+      console.print(kernel_table(results, args.lengths, what, args.cases))
   if args.only != 'kernels':
     for what in PASSES:
       console.print(mixer_table(results, args.lengths, what))
@@ -85,12 +97,14 @@ Run = tuple[str, ...]
 Results = dict[Run, dict]
 
 
-def list_measurements(lengths: tuple[int, ...], only: str | None, with_torch: bool) -> list[Run]:
+def list_measurements(
+  lengths: Sequence[int], only: str | None, with_torch: bool, variants: Sequence[str]
+) -> list[Run]:
   """(module, arguments…) of every measurement."""
   result = []
   for length in map(str, lengths):
     if only != 'mixers':
-      for variant in attention.VARIANTS:
+      for variant in variants:
         result += [(TFM, 'kernel', kernel, variant, length) for kernel in attention.KERNELS]
         if with_torch and variant in attention_torch.VARIANTS:
           result.append((TORCH, variant, length))
@@ -131,7 +145,7 @@ def select_curve(results: Results, run: Run, lengths: tuple[int, ...], what: str
   return {length: entry[field] for length, entry in entries.items() if entry}
 
 
-def kernel_table(results: Results, lengths: tuple[int, ...], what: str) -> Table:
+def kernel_table(results: Results, lengths: Sequence[int], what: str, variants: Sequence[str]) -> Table:
   """One row per variant and length."""
   table = Table(title=f'kernels, {PASSES[what]}', title_justify='left', box=box.MARKDOWN)
   for column in (
@@ -147,7 +161,7 @@ def kernel_table(results: Results, lengths: tuple[int, ...], what: str) -> Table
     'PyTorch MiB',
   ):
     table.add_column(column, justify='left' if column == 'variant' else 'right')
-  for variant in attention.VARIANTS:
+  for variant in variants:
     for length in map(str, lengths):
       keys = {kernel: (TFM, 'kernel', kernel, variant, length) for kernel in attention.KERNELS}
       entries = [results.get(key) for key in (*keys.values(), (TORCH, variant, length))]
