@@ -102,7 +102,7 @@ def test_results_of_another_machine_are_rejected(tmp_path, capsys):
   'argv, message',
   [
     (['attention', '--to=x', '--lengths=0'], '--lengths contains 0; a row has at least 1 token'),
-    (['attention', '--to=x', '--cases=casual'], "--cases has 'casual'; did you mean 'causal'?"),
+    (['attention', '--to=x', '--cases=casual'], "--cases: 'casual' is unknown; known: causal, window"),
     (['gpt2', '--rounds=0'], '--rounds=0 must be at least 1'),
   ],
 )

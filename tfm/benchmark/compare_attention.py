@@ -63,7 +63,7 @@ def main(args: argparse.Namespace) -> None:
     if length < 1:
       raise ValueError(f'--lengths contains {length}; a row has at least 1 token')
   for name in args.cases:
-    require(name in attention.VARIANTS, f'--cases has {name!r}; {suggest(name, attention.VARIANTS)}')
+    require(name in attention.VARIANTS, f'--cases: {name!r} is unknown; {suggest(name, attention.VARIANTS)}')
   with_torch = importlib.util.find_spec('torch') is not None
   measurements = list_measurements(args.lengths, args.only, with_torch, args.cases)
   log = pathlib.Path(f'{args.to}.jsonl')
