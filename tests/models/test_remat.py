@@ -19,7 +19,7 @@ from tfm.runs import built_model
 @pytest.mark.parametrize(
   'remat, sentence',
   [
-    ('some', "'some' names 'some', which does not exist; known: none, full, dots"),
+    ('some', "'some' names 'some', which does not exist; known: none, everything, full"),
     ('save()', "'save()' leaves out 'names'"),
     ("save('')", "it has no names; use 'full' to store nothing"),
     ("save('mixer mixer')", "it has 'mixer' twice; leave one out"),

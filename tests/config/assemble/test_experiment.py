@@ -140,7 +140,7 @@ class TestValidation:
       (dict(initializer='norml'), ["config.model.initializer='norml'", "did you mean 'normal'?"]),
       (dict(embedding_initializer='norml'), ["config.model.embedding_initializer='norml'"]),
       (dict(dtype='bf16'), ["config.model.dtype='bf16'", 'known: float32, bfloat16, float16']),
-      (dict(remat='some'), ["config.model.remat='some'", 'known: none, full']),
+      (dict(remat='some'), ["config.model.remat='some'", 'known: none, everything, full']),
       (dict(blocks=dict(a=dict(position='rop')), pattern=('a',)), ["config.model.blocks.a.position='rop'"]),
       (
         dict(pattern=('lcoal',), blocks=dict(local={})),
