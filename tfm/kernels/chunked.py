@@ -71,6 +71,9 @@ def differentiable_attention(grid: BlockGrid) -> Callable:
     all_inputs = _block_plan.merge_inputs(inputs, learned)
     key_visits, _ = _block_plan.plan_visits(inputs.mask, inputs.layout, grid)
     out, log_sum_exp = _blockwise.attend_all(grid, key_visits, (q, k, v), all_inputs)
+    # As whole rows of some heads are, else the compiler may exchange what the gradient takes from it.
+    length = None if grid.T % grid.queries else 'length'
+    out = shard(out, 'batch', length, 'heads', 'kv')
     return (out, log_sum_exp), (q, k, v, learned, inputs, out, log_sum_exp)
 
   def backward(residuals, cotangents):
