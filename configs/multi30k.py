@@ -14,7 +14,7 @@ Command:   tfm train --config=configs/multi30k.py --workdir=runs/multi30k --conf
 Cost:      99 minutes on two CPU cores that were shared with other work; published: 178. small: not measured.
 Expected:  40.2 tokenised lower-cased BLEU on test_2016_flickr, seed 0
            (docs/results/translation.md). Published: 41.0.
-           published, seed 0: 40.49 by Moses tokens, 178 minutes of steps. small: not measured.
+           published, seed 0: 40.49 by Moses tokens. small: not measured.
 """
 
 from ml_collections import ConfigDict

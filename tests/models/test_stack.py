@@ -261,7 +261,10 @@ def test_only_what_is_named_is_stored():
 def size(**model):
   """Equations of one gradient."""
   result = decoder(**model)
-  loss = lambda params: result.apply({'params': params}, TOKENS, Context.contiguous(TOKENS))[0].sum()  # noqa: E731
+
+  def loss(params):
+    return result.apply({'params': params}, TOKENS, Context.contiguous(TOKENS))[0].sum()
+
   return len([*list_equations(jax.make_jaxpr(jax.grad(loss))(parameters(result)).jaxpr)])
 
 

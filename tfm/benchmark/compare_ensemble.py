@@ -12,6 +12,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from tfm.benchmark.beside_torch import rounds_argument
 from tfm.benchmark.process import describe_machine, measure
 from tfm.data.progress_bar import track
 
@@ -19,8 +20,7 @@ from tfm.data.progress_bar import track
 RUNS = 1, 2, 4, 8
 
 
-def arguments(parser):
-  parser.add_argument('--rounds', type=int, default=3, metavar='N', help='measurements of each (default: 3)')
+arguments = rounds_argument
 
 
 def main(args):

@@ -19,6 +19,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from tfm.benchmark.beside_torch import rounds_argument
 from tfm.benchmark.process import describe_machine, measure
 from tfm.config.overlay import complete
 from tfm.data.progress_bar import track
@@ -33,7 +34,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     '--split', default='test', metavar='NAME', help='the split to translate (default: test)'
   )
   parser.add_argument('--beams', type=int, default=4, metavar='K', help='beam size (default: 4)')
-  parser.add_argument('--rounds', type=int, default=3, metavar='N', help='measurements of each (default: 3)')
+  rounds_argument(parser)
 
 
 def main(args: argparse.Namespace) -> None:
