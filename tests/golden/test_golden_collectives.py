@@ -15,9 +15,6 @@ from tfm.config.assemble import Experiment
 from tfm.parallel import mesh as meshes
 
 
-pytestmark = pytest.mark.rotated(3)
-
-
 GOLDEN = pathlib.Path(__file__).parent / 'collectives'
 FIELDS = {'model.heads': 8, 'model.width': 64, 'model.kernel': 'dense', 'training.loss_chunk': 64}
 EXPERTS = {'model.feed_forward': 'mixture_of_experts(experts=8, capacity=1.0)'}

@@ -38,7 +38,8 @@ def function_on_mesh(text, case):
       )
       return attention(q, k, v, score=score, bias=bias, sinks=sinks, **fixed)
 
-    y, back = jax.vjp(out, q, k, v, *learned)
+    # A function of its own, as blocks of models are: its gradient is traced later, outside of its rules.
+    y, back = jax.vjp(jax.jit(out), q, k, v, *learned)
     return y, back(jnp.asarray(cotangent(a), y.dtype))
 
   return run, (*(jnp.asarray(a[name]) for name in 'qkv'), *case.learned())

@@ -44,10 +44,11 @@ def test_a_kernel_that_needs_whole_rows_has_them(kv_heads):
   close(call_on_mesh(SIZES[0], 'cudnn("xla")', case), call('dense', case), TOLERANCE['float32'])
 
 
+@pytest.mark.parametrize('text', ['chunked', 'chunked(queries=4, keys=3)'])
 @pytest.mark.parametrize('name', ['multi-head', 'multi-query window'])
-def test_nothing_is_gathered(name):
+def test_nothing_is_gathered(name, text):
   """q, k, v and the output are exchanged, and their gradients."""
-  run, arguments = function_on_mesh('chunked', CASES[name])
+  run, arguments = function_on_mesh(text, CASES[name])
   mesh = meshes.make(SIZES[1])
   with sharding.context(mesh, RULES):
     text = run.lower(*arguments).compile().as_text()

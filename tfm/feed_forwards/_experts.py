@@ -7,6 +7,7 @@ from collections.abc import Callable
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 import tfm.feed_forwards
 from tfm import spec
@@ -23,6 +24,7 @@ from tfm.parallel.sharding import (
   shard_over_mesh_axes,
   with_logical_axes,
 )
+from tfm.parallel.ulysses import EXCHANGED
 from tfm.shapes import Array, Bool, Float
 
 
@@ -87,7 +89,8 @@ class Experts(FeedForward):
         y = (y + p['bias'][None, :, None]).astype(self.dtype)
       return shard_slots(y, projection.axes[1])
 
-    x = shard_slots(x, 'embed')
+    # With a name, so that the backward pass does not exchange it once more.
+    x = checkpoint_name(shard_slots(x, 'embed'), EXCHANGED)
     return project('down', self.activate(lambda name: project(name, x)))
 
   def activate(self, project: Callable[[str], Array]) -> Array:

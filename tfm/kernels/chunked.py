@@ -9,7 +9,7 @@ from tfm.kernels import _block_plan, _blockwise
 from tfm.kernels._block_plan import BlockGrid, BlockSizes
 from tfm.kernels._blockwise import OutputGradients
 from tfm.kernels.protocol import Kernel
-from tfm.parallel.sharding import shard
+from tfm.parallel.sharding import shard, shard_by_rules_here
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,14 +66,14 @@ def differentiable_attention(grid: BlockGrid) -> Callable:
     `(q [B T H C], k [B S K C], v, learned, inputs) → out [B T H C2] f32, log-sum-exp [B K G T] f32`,
     where `learned` is (score, bias, sinks) and `inputs` has the other `AttentionInputs`.
   """
+  # As whole rows of some heads are, else the compiler may exchange what the gradient takes from it.
+  shard_output = shard_by_rules_here('batch', None if grid.T % grid.queries else 'length', 'heads', 'kv')
 
   def forward(q, k, v, learned, inputs):
     all_inputs = _block_plan.merge_inputs(inputs, learned)
     key_visits, _ = _block_plan.plan_visits(inputs.mask, inputs.layout, grid)
     out, log_sum_exp = _blockwise.attend_all(grid, key_visits, (q, k, v), all_inputs)
-    # As whole rows of some heads are, else the compiler may exchange what the gradient takes from it.
-    length = None if grid.T % grid.queries else 'length'
-    out = shard(out, 'batch', length, 'heads', 'kv')
+    out = shard_output(out)
     return (out, log_sum_exp), (q, k, v, learned, inputs, out, log_sum_exp)
 
   def backward(residuals, cotangents):

@@ -19,7 +19,7 @@ from tfm.kernels._flash_steps import FlashSteps
 from tfm.kernels.protocol import Kernel
 from tfm.parallel.sequence_parallelism import manual_axes, sequence_shards
 from tfm.parallel.sharded_attention import batch_and_head_axes
-from tfm.parallel.sharding import shard, shard_count
+from tfm.parallel.sharding import shard, shard_by_rules_here, shard_count
 from tfm.shapes import Array, Int, PyTree
 
 
@@ -268,6 +268,7 @@ def attend_on_device(
 def differentiable_attention(plan: RingPlan, axis: str | None, steps: Any) -> Callable:
   """As `chunked.differentiable_attention`, for one device's queries and the keys of all devices."""
   n, grid = plan.devices, plan.grid
+  shard_output = shard_by_rules_here('batch', 'length', 'heads', 'kv')
 
   def send_on(tree):
     if n == 1:
@@ -305,6 +306,7 @@ def differentiable_attention(plan: RingPlan, axis: str | None, steps: Any) -> Ca
 
     sums = rotate_keys(step, steps.initial_sums(grid, q, v, all_inputs), (k, v, key_data(inputs)))
     out, log_sum_exp = steps.finalize(sums, all_inputs)
+    out = shard_output(out)
     return (out, log_sum_exp), (q, k, v, index, learned, inputs, out, log_sum_exp)
 
   def backward(residuals, cotangents):

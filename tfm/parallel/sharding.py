@@ -82,7 +82,7 @@ def mesh_axes_of(name: str) -> tuple[str, ...]:
   return tuple(axis for axis in ((axes,) if isinstance(axes, str) else axes) if axis in shape)
 
 
-def mesh_axes_per_dimension(*names: str) -> list[tuple[str, ...]]:
+def mesh_axes_per_dimension(*names: str | None) -> list[tuple[str, ...]]:
   """The mesh axes that shard each dimension of an array under the current rules; the first rule wins."""
   spec = nn.logical_to_mesh_axes(names) or [None] * len(names)
   return [(axes,) if isinstance(axes, str) else tuple(axes or ()) for axes in spec]
@@ -102,11 +102,24 @@ def dividing_axes(name: str, size: int, taken: tuple[str, ...] = ()) -> tuple[st
 
 
 def shard_over_mesh_axes(x: Array, *axes: tuple[str, ...]) -> Array:
-  """Constrains each dimension of an activation to explicit mesh axes; outside a mesh it returns `x`."""
-  if jax.sharding.get_abstract_mesh().empty:
+  """Constrains each dimension of an activation to explicit mesh axes, but for those that are manual here.
+
+  Where the compiler shards nothing, outside a mesh or in a `shard_map` over all of it, it returns `x`.
+  """
+  automatic = jax.sharding.get_abstract_mesh().auto_axes
+  if not automatic:
     return x
-  axes = (tuple(axis for axis in names if shard_count(axis) > 1) for names in axes)
+  axes = (tuple(axis for axis in names if shard_count(axis) > 1 and axis in automatic) for names in axes)
   return jax.lax.with_sharding_constraint(x, PartitionSpec(*(names or None for names in axes)))
+
+
+def shard_by_rules_here(*names: str | None) -> Callable[[Array], Array]:
+  """`x → shard(x, *names)` by the rules in force now, wherever it is called; manual mesh axes are left out.
+
+  A gradient is traced after the place where its function is called, under the rules that are in force then.
+  """
+  axes = mesh_axes_per_dimension(*names)
+  return lambda x: shard_over_mesh_axes(x, *axes)
 
 
 def with_logical_axes(
