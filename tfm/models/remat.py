@@ -13,8 +13,8 @@ Names are `block_input`; of a branch's output `mixer`, `cross` or `feed_forward`
 path, such as `mixer/q` or `feed_forward/up`; `attention`, the output of an attention kernel before the output
 projection, with what the backward pass of the kernel needs of the forward pass; `states`, of Mamba and
 Mamba-2 between chunks, with the outputs of the chunks; and `exchanged`, what the mesh axis `ulysses`
-exchanges, and the tokens that experts get. The first are in MaxText decoder_layer_input; out_proj and mlpwo;
-query_proj and mlpwi; context.
+exchanges, and the tokens that experts with a capacity get. The first are in MaxText decoder_layer_input;
+out_proj and mlpwo; query_proj and mlpwi; context.
 """
 
 import dataclasses
