@@ -26,6 +26,7 @@ from tfm.decoding.loop import (
   round_up_rows,
   validate_inputs,
 )
+from tfm.decoding.while_loop import while_loop
 from tfm.mixers.protocol import Context
 from tfm.models.decoder import Decoder
 from tfm.parallel import host_arrays
@@ -342,7 +343,7 @@ def run_steps(
       active,
     )
 
-  search_state = jax.lax.while_loop(
+  search_state = while_loop(
     lambda search_state: is_unfinished(search_state).any() & (search_state.step < step_limit),
     step,
     search_state,

@@ -18,6 +18,7 @@ import numpy as np
 from flax import struct
 
 from tfm.decoding.sampling import Sampling, find_prompt_tokens, row_keys, sample_tokens
+from tfm.decoding.while_loop import while_loop
 from tfm.mixers.protocol import Context, Memory
 from tfm.models.decoder import Decoder
 from tfm.parallel import host_arrays
@@ -346,7 +347,7 @@ def decode_chunk(
     )
 
   written = jnp.zeros((len(state.tokens), chunk), jnp.int32)
-  count, state, written = jax.lax.while_loop(is_unfinished, step, (0, state, written))
+  count, state, written = while_loop(is_unfinished, step, (0, state, written))
   return state, written, count
 
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from tfm.layers.cache_type import Rounded, active_cache_type
+from tfm.layers.unit_axes import unit_axes
 from tfm.parallel.sharding import shard
 from tfm.shapes import Array, Float, Int
 
@@ -65,10 +66,14 @@ class TokenCache:
     def write(old, new, axis):
       return jax.lax.dynamic_update_slice_in_dim(old, new.astype(old.dtype), self.index, axis)
 
+    def write_slots(old, new):
+      # Without unit axes, as a loop carries it; see `tfm.decoding.while_loop`.
+      axes = unit_axes(old)
+      return jnp.expand_dims(write(old.squeeze(axes), new.squeeze(axes), 2 - len(axes)), axes)
+
     def write_array(old, new):
       new = new.swapaxes(1, 2)
-      new = Rounded.of(new) if isinstance(old, Rounded) else new
-      return jax.tree.map(lambda old, new: write(old, new, 2), old, new)
+      return jax.tree.map(write_slots, old, Rounded.of(new) if isinstance(old, Rounded) else new)
 
     return TokenCache(
       {name: write_array(old, new[name]) for name, old in self.arrays.items()},
