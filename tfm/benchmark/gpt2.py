@@ -1,7 +1,7 @@
 """Training and decoding speed of a GPT-2-shaped model, measured in this process.
 
   python -m tfm.benchmark.gpt2 training 16      → {"tokens_per_second": …, "peak_memory_mib": …}
-  python -m tfm.benchmark.gpt2 decoding 8 1
+  python -m tfm.benchmark.gpt2 decoding 8 1     greedy; with a temperature after the beams: sampling
 
 `gpt2_torch` does the same with PyTorch; `tfm benchmark gpt2` alternates both and prints the ratio.
 """
@@ -17,11 +17,13 @@ from tfm.benchmark.process import peak_memory
 # The same shape in both frameworks.
 SHAPE = dict(layers=6, width=384, heads=6, length=256, vocab=8192)
 TRAINING_SECONDS = 12.0
-DECODING = dict(prompt=32, new=224, rounds=3)
+DECODING = dict(prompt=32, new=128, rounds=5)
 
 
-def print_measurement(training: Callable[[int], float], decoding: Callable[[int, int], float]) -> None:
-  """Measures `training ROWS` or `decoding ROWS BEAMS`, as the command line says, and prints the result."""
+def print_measurement(training: Callable[[int], float], decoding: Callable[..., float]) -> None:
+  """Measures `training ROWS` or `decoding ROWS BEAMS [TEMPERATURE]`, as the command line says, and prints the
+  result.
+  """
   task, *sizes = sys.argv[1:]
   measure = dict(training=training, decoding=decoding)[task]
   print_rate(measure(*map(int, sizes)))
@@ -63,8 +65,10 @@ def measure_training(rows: int) -> float:
   return tokens_per_second(Experiment(make_config(rows)), SHAPE['vocab'], TRAINING_SECONDS)
 
 
-def measure_decoding(batch: int, beams: int) -> float:
-  """New tokens of all rows per second, with the key/value cache, prefill included; one beam: greedy."""
+def measure_decoding(batch: int, beams: int, temperature: int = 0) -> float:
+  """New tokens of all rows per second, with the key/value cache, prefill included. One beam is greedy, or
+  samples from all tokens at a temperature above 0.
+  """
   import flax.linen as nn
   import jax
   import numpy as np
@@ -90,7 +94,12 @@ def measure_decoding(batch: int, beams: int) -> float:
       rows = beam.search(model, params, list(prompts), max_tokens=DECODING['new'], eos=-1, settings=settings)
       return [hypotheses[0].tokens for hypotheses in rows]
     return loop.generate_all(
-      model, params, list(prompts), max_tokens=DECODING['new'], eos=None, sampling=Sampling(temperature=0.0)
+      model,
+      params,
+      list(prompts),
+      max_tokens=DECODING['new'],
+      eos=None,
+      sampling=Sampling(float(temperature)),
     )
 
   lengths = {len(row) for row in generate()}

@@ -52,8 +52,10 @@ def make_step(model, batch):
   return step
 
 
-def measure_decoding(batch: int, beams: int) -> float:
-  """New tokens of all rows per second of `generate`, with its key/value cache; one beam: greedy."""
+def measure_decoding(batch: int, beams: int, temperature: int = 0) -> float:
+  """New tokens of all rows per second of `generate`, with its key/value cache. One beam is greedy, or samples
+  from all tokens at a temperature above 0.
+  """
   import torch
 
   model = make_gpt2().eval()
@@ -63,8 +65,10 @@ def measure_decoding(batch: int, beams: int) -> float:
     return model.generate(
       prompt,
       attention_mask=torch.ones_like(prompt),
-      do_sample=False,
       num_beams=beams,
+      do_sample=temperature > 0,
+      temperature=temperature or None,
+      top_k=0 if temperature else None,
       use_cache=True,
       pad_token_id=0,
       eos_token_id=None,

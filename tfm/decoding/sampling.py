@@ -23,9 +23,9 @@ class Sampling:
   Attributes:
     temperature: divides the logits; 0: the most likely token.
     top_k: only the k most likely tokens (Fan et al. 2018, §5); 0: all.
-    top_p: only the smallest set of most likely tokens with at threshold this total probability (Holtzman et
+    top_p: only the smallest set of most likely tokens with at least this total probability (Holtzman et
       al. 2020, §3.1), after temperature and top-k; 1: all.
-    min_p: only tokens with at threshold this fraction of the greatest probability, after temperature
+    min_p: only tokens with at least this fraction of the greatest probability, after temperature
       (Nguyen et al. 2024, §3); 0: all.
     repetition_penalty: divides positive logits, and multiplies negative logits, of tokens that occur in the
       prompt or the new tokens (Keskar et al. 2019, §4.1); also in greedy decoding; 1: none.
