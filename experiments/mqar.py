@@ -21,7 +21,7 @@ MIXERS = {
   'linear attention': {'model.mixer': 'linear'},
   'gated delta rule': {'model.mixer': 'gated_delta', 'model.position': 'none'},
 }
-WIDTHS = 32, 64, 128
+WIDTHS = 16, 32, 64
 PAIRS = 4, 8, 16
 TASKS = {
   f'{pairs} pairs': {'data.source': f'mqar(length={LENGTH}, pairs={pairs}, vocabulary=34, joined=True)'}
