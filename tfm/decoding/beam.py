@@ -20,6 +20,7 @@ from flax import struct
 from tfm.decoding.loop import (
   State,
   encode_sources,
+  new_prefix,
   plan_prefill,
   prefill,
   round_up,
@@ -303,7 +304,7 @@ def run_steps(
     if is_tree:  # each hypothesis also sees the token that it adds
       own = search_state.first + search_state.step * K + jnp.arange(K)
       lineage |= (jnp.arange(lineage.shape[-1])[None] == own[:, None])[None]
-    context = Context(positions, segments, jnp.zeros_like(segments), lineage=lineage)
+    context = Context(positions, segments, new_prefix(model, segments), lineage=lineage)
     logits, caches = model.apply({'params': params}, tokens, context, state.caches)
     log_p = search_state.log_p[:, :, None] + jax.nn.log_softmax(logits.reshape(B, K, V))
     has_nan = jnp.isnan(log_p).any()

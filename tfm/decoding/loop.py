@@ -333,8 +333,7 @@ def decode_chunk(
   def step(carry):
     i, state, written = carry
     segments = jnp.where(state.done, 0, 1)
-    # New tokens follow the prefix, whose length its own tokens carry: 0 is never read here.
-    context = Context(state.positions[:, None], segments[:, None], jnp.zeros_like(segments)[:, None])
+    context = Context(state.positions[:, None], segments[:, None], new_prefix(model, segments[:, None]))
     logits, caches = model.apply({'params': params}, state.tokens[:, None], context, state.caches)
     sampled = sample_tokens(logits[:, 0], keys, state.positions + 1, sampling, state.seen)
     tokens = jnp.where(state.done, state.tokens, sampled)
@@ -349,6 +348,13 @@ def decode_chunk(
   written = jnp.zeros((len(state.tokens), chunk), jnp.int32)
   count, state, written = while_loop(is_unfinished, step, (0, state, written))
   return state, written, count
+
+
+def new_prefix(model: Decoder, segments: Int[Array, 'B T']) -> Int[Array, 'B T'] | None:
+  """The prefix lengths of new tokens, for masks that require them: 0, which is never read, because new tokens
+  follow the prefix, and its own tokens carry its length.
+  """
+  return jnp.zeros_like(segments) if 'prefix' in model.required_fields else None
 
 
 def round_up(n: int, least: int = 1) -> int:

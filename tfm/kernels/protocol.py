@@ -186,8 +186,8 @@ def softmax(
   if inputs.sinks is not None:
     sinks = jnp.broadcast_to(inputs.sinks.astype(jnp.float32).reshape(1, K, G, 1, 1), (B, K, G, T, 1))
     logits = jnp.concatenate([logits, sinks], -1)
-  weights = jax.nn.softmax(logits, axis=-1)[..., :S]
-  weights = jnp.where(visible.any(-1, keepdims=True), weights, 0)
+  # 0, too, in a row without visible keys.
+  weights = jnp.where(visible, jax.nn.softmax(logits, axis=-1)[..., :S], 0)
   log_sum_exp = jax.nn.logsumexp(jnp.where(logits == -1e30, -jnp.inf, logits), axis=-1)
   return weights, log_sum_exp.reshape(B, K * G, T)
 
