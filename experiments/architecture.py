@@ -8,10 +8,10 @@ Source:    Vaswani et al. 2017, §4 and table 1; Bahdanau et al. 2015 (recurrent
 Command:   tfm ablate experiments/architecture.py --workdir=runs/architecture   (equal parameters)
            tfm ablate experiments/architecture.py:recall --workdir=runs/architecture-recall    (recall)
 Cost:      0:33 h on 2 CPU cores (x86_64), mamba half of it; recall 0:55 h with --jobs 2, beside other work.
-Expected:  mamba, convolution and LSTM with attention are better than the transformer in loss by 0.183, 0.137 and
-           0.132 nats, linear attention is worse by 0.412 (docs/results/studies/architecture.md). In recall the
-           transformer answers everything in five of five seeds, linear attention 24 %, mamba2, the gated
-           delta rule and convolution + attention 15 %, the convolution 9 %.
+Expected:  mamba, convolution and LSTM with attention are better than the transformer in loss by 0.183, 0.137
+           and 0.132 nats, linear attention is worse by 0.412 (docs/results/studies/architecture.md). In
+           recall the transformer answers everything in five of five seeds, linear attention 24 %, mamba2, the
+           gated delta rule and convolution + attention 15 %, the convolution 9 %.
 """
 
 from ml_collections import ConfigDict
