@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.decoding.tiny import tiny_model
-from tfm.decoding import loop
+from tfm.decoding import beam, loop
 from tfm.decoding.sampling import Sampling, row_keys
 from tfm.decoding.unroll_layers import unroll_layers
 from tfm.decoding.while_loop import while_loop
@@ -28,9 +28,30 @@ def test_no_token_copies_a_cache(rows, kv_heads):
   )
   keys = row_keys(0, [[0]] * rows, [0] * rows)
   text = loop.decode_chunk.lower(model, params, state, keys, Sampling(), -1, 8, 8).compile().as_text()
+  assert not copied_caches(text, SLOTS)
+
+
+@pytest.mark.parametrize('rows', [1, 8])
+def test_no_step_of_a_beam_search_copies_a_cache(rows, monkeypatch):
+  model, params = unroll_layers(*tiny_model())
+  run_steps, texts = beam.run_steps, []
+
+  def run(*args):
+    texts.append(run_steps.lower(*args).compile().as_text())
+    return run_steps(*args)
+
+  monkeypatch.setattr(beam, 'run_steps', run)
+  settings = beam.BeamSearch(4, beam.Power(1.0), 'likely')
+  beam.search(model, params, [np.arange(20)] * rows, max_tokens=8, eos=-1, settings=settings)
+  slots = {int(n) for n in re.findall(rf'f32\[(?:{rows},)?4,(\d+),4\]', texts[0]) if int(n) >= 28}
+  assert slots and not any(copied_caches(texts[0], n) for n in slots)
+
+
+def copied_caches(text, slots):
+  """The copies of arrays of so many slots in the loop of a compiled program, which has some."""
   [body] = {name for name in re.findall(r'body=%([\w.]+)', text) if 'block_0' in computation(text, name)}
-  assert re.search(rf'\[[\d,]*\b{SLOTS},', computation(text, body))
-  assert not re.findall(rf'= \w+\[[\d,]*\b{SLOTS},[\d,]*\]\S* copy\(', computation(text, body))
+  assert re.search(rf'\[[\d,]*\b{slots},', computation(text, body))
+  return re.findall(rf'= \w+\[[\d,]*\b{slots},[\d,]*\]\S* copy\(', computation(text, body))
 
 
 def computation(text, name):
