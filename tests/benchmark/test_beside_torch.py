@@ -62,12 +62,14 @@ def test_encoder_decoders_train(name, monkeypatch):
   assert encoder_decoder.main(name) > 0
 
 
-@pytest.mark.parametrize('task', compare_gpt2.MEASUREMENTS)
-def test_gpt2_is_measured_as_the_command_says(task, monkeypatch, capsys):
+@pytest.mark.parametrize(
+  'arguments', [*compare_gpt2.MEASUREMENTS.values(), ('training', '2', 'save("attention")')], ids=' '.join
+)
+def test_gpt2_is_measured_as_the_command_says(arguments, monkeypatch, capsys):
   monkeypatch.setattr(gpt2, 'SHAPE', dict(layers=1, width=16, heads=2, length=16, vocab=32))
   monkeypatch.setattr(gpt2, 'DECODING', dict(prompt=4, new=8, rounds=1))
   monkeypatch.setattr(gpt2, 'TRAINING_SECONDS', 0.0)
-  monkeypatch.setattr(gpt2.sys, 'argv', ['gpt2', *compare_gpt2.MEASUREMENTS[task]])
+  monkeypatch.setattr(gpt2.sys, 'argv', ['gpt2', *arguments])
   gpt2.print_measurement(gpt2.measure_training, gpt2.measure_decoding)
   found = json.loads(capsys.readouterr().out)
   assert found['tokens_per_second'] > 0 and found['peak_memory_mib'] > 100

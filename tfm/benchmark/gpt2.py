@@ -1,6 +1,7 @@
 """Training and decoding speed of a GPT-2-shaped model, measured in this process.
 
   python -m tfm.benchmark.gpt2 training 16      → {"tokens_per_second": …, "peak_memory_mib": …}
+  python -m tfm.benchmark.gpt2 training 12 'save("attention mixer")'     with this config.model.remat
   python -m tfm.benchmark.gpt2 decoding 8 1     greedy; with a temperature after the beams: sampling
 
 `gpt2_torch` does the same with PyTorch; `tfm benchmark gpt2` alternates both and prints the ratio.
@@ -21,12 +22,12 @@ DECODING = dict(prompt=32, new=128, rounds=5)
 
 
 def print_measurement(training: Callable[[int], float], decoding: Callable[..., float]) -> None:
-  """Measures `training ROWS` or `decoding ROWS BEAMS [TEMPERATURE]`, as the command line says, and prints the
-  result.
+  """Measures `training ROWS [REMAT]` or `decoding ROWS BEAMS [TEMPERATURE]`, as the command line says, and
+  prints the result.
   """
-  task, *sizes = sys.argv[1:]
+  task, *values = sys.argv[1:]
   measure = dict(training=training, decoding=decoding)[task]
-  print_rate(measure(*map(int, sizes)))
+  print_rate(measure(*(int(value) if value.isdecimal() else value for value in values)))
 
 
 def print_rate(tokens_per_second: float) -> None:
@@ -34,7 +35,7 @@ def print_rate(tokens_per_second: float) -> None:
   print(json.dumps(dict(tokens_per_second=tokens_per_second, peak_memory_mib=peak_memory())))
 
 
-def make_config(rows: int):
+def make_config(rows: int, remat: str = 'none'):
   """GPT-2 (Radford et al. 2019) at the benchmark's shape."""
   from tfm.config.overlay import complete
   from tfm.config.resolve import resolve_config
@@ -50,6 +51,7 @@ def make_config(rows: int):
           position='learned',
           bias=True,
           feed_forward='gelu_tanh',
+          remat=remat,
         ),
         training=dict(batch_size=rows, loss_chunk=512),
       )
@@ -57,12 +59,12 @@ def make_config(rows: int):
   )
 
 
-def measure_training(rows: int) -> float:
+def measure_training(rows: int, remat: str = 'none') -> float:
   """Tokens per second of whole training steps: forward, backward, clipping, AdamW."""
   from tfm.benchmark.training_step import tokens_per_second
   from tfm.config.assemble import Experiment
 
-  return tokens_per_second(Experiment(make_config(rows)), SHAPE['vocab'], TRAINING_SECONDS)
+  return tokens_per_second(Experiment(make_config(rows, remat)), SHAPE['vocab'], TRAINING_SECONDS)
 
 
 def measure_decoding(batch: int, beams: int, temperature: int = 0) -> float:

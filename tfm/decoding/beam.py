@@ -27,6 +27,7 @@ from tfm.decoding.loop import (
   round_up_rows,
   validate_inputs,
 )
+from tfm.decoding.top_k import top_k
 from tfm.decoding.while_loop import while_loop
 from tfm.mixers.protocol import Context
 from tfm.models.decoder import Decoder
@@ -309,7 +310,7 @@ def run_steps(
     log_p = search_state.log_p[:, :, None] + jax.nn.log_softmax(logits.reshape(B, K, V))
     has_nan = jnp.isnan(log_p).any()
     # At least K of these have not ended, since each live hypothesis has only one end.
-    log_p, indices = jax.lax.top_k(log_p.reshape(B, K * V), min(2 * K, K * V))
+    log_p, indices = top_k(log_p.reshape(B, K * V), min(2 * K, K * V))
     source, token = indices // V, indices % V
     ends = (token == eos) | (search_state.step + 1 >= limits)[:, None]
 
