@@ -134,6 +134,23 @@ def test_blocks_without_a_common_document_are_skipped():
   assert np.isfinite(out[:, 16:]).all() and np.isnan(out[:, :16]).all()
 
 
+@pytest.mark.parametrize('mask', ['full', 'causal'])
+def test_documents_hide_pairs_that_the_mask_shows(mask):
+  """Blocks of one document in both rows, in one row alone, of several documents, and of padding."""
+  qkv = tuple(arrays())
+  segments = jnp.asarray([[1] * 48, [1] * 20 + [2] * 20 + [0] * 8])
+  inputs = attention_inputs(mask, layout='packed', q_segments=segments, k_segments=segments)
+
+  def value_and_gradients(name):
+    out, vjp = jax.vjp(lambda *qkv: kernel(name)(*qkv, **inputs), *qkv)
+    return out, *vjp(qkv[0])
+
+  for actual, expected in zip(
+    *(jax.jit(value_and_gradients, static_argnums=0)(x) for x in (CHUNKED, 'dense'))
+  ):
+    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=2e-6)
+
+
 @pytest.mark.slow
 def test_mask_is_not_evaluated_in_fully_visible_blocks():
   @dataclasses.dataclass(frozen=True)

@@ -201,20 +201,13 @@ def merge_inputs(other_inputs: Any, learned: PyTree) -> Any:
   return other_inputs.replace(score=score, bias=bias, sinks=sinks)
 
 
-def blocks_share_document(
-  grid: BlockGrid, q_segments: Int[Array, 'B T'], k_segments: Int[Array, 'B S']
-) -> Bool[Array, 'B I J']:
-  """Whether a row may have a document in common between query block i and key block j.
-
-  Compares the ranges of segment ids, so the answer is exact or errs towards True.
-  """
-  return compare_documents(grid, q_segments, k_segments)[0]
-
-
 def compare_documents(
   grid: BlockGrid, q_segments: Int[Array, 'B T'], k_segments: Int[Array, 'B S']
 ) -> tuple[Bool[Array, 'B I J'], Bool[Array, 'B I J']]:
-  """(`blocks_share_document`, whether all tokens of both blocks are of one document)."""
+  """(whether query block i and key block j of a row may share a document, whether all tokens are of one).
+
+  Compares the ranges of segment ids, so that the first is exact or errs towards True.
+  """
 
   def id_range(segments, size):
     segments = segments.reshape(len(segments), -1, size)

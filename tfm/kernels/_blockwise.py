@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from tfm.kernels._block_plan import BlockGrid, VisitPlan, blocks_share_document
+from tfm.kernels._block_plan import BlockGrid, VisitPlan, compare_documents
 from tfm.kernels._normalizers import NORMALIZERS
 from tfm.kernels.protocol import CHECKPOINT_NAME, group_queries, ungroup_queries
 from tfm.layers.locations import Locations, same_document
@@ -46,15 +46,14 @@ class _Tile:
     """Where the keys of the tile stand."""
     return Locations(*(self.grid.key_block(x, self.j) for x in self.inputs.k_locations))
 
-  def visibility_mask(self, fully_visible: bool) -> Bool[Array, 'B 1 1 T S']:
-    """Which pairs share a document and are shown by the mask, which is not evaluated if `fully_visible`."""
-    inputs, grid = self.inputs, self.grid
-    q, k = self.q_locations, self.k_locations
-    visible = same_document(q.segments, k.segments)
-    if not fully_visible:
-      prefix = None if inputs.k_prefix is None else grid.key_block(inputs.k_prefix, self.j)[:, None, :]
-      visible &= inputs.mask.bind_prefix(prefix)(q.positions[:, :, None], k.positions[:, None, :])
-    return visible[:, None, None]
+  def visibility_mask(self, fully_visible: bool) -> Bool[Array, '...']:
+    """Which pairs [B 1 1 T S] are of one document and shown by the mask; true alone if all are visible."""
+    if fully_visible:
+      return jnp.array(True)
+    inputs, q, k = self.inputs, self.q_locations, self.k_locations
+    prefix = None if inputs.k_prefix is None else self.grid.key_block(inputs.k_prefix, self.j)[:, None, :]
+    visible = inputs.mask.bind_prefix(prefix)(q.positions[:, :, None], k.positions[:, None, :])
+    return (visible & same_document(q.segments, k.segments))[:, None, None]
 
   def apply_dropout(self, weights: Float[Array, 'B K G T S']) -> Float[Array, 'B K G T S']:
     """The weights, or their cotangents, after dropout."""
@@ -71,25 +70,28 @@ class _Tile:
 
 
 def _fold_line(
-  plan: VisitPlan, i: Int[Array, ''], share_document: Bool[Array, 'J'], fold: Callable, carry: PyTree
+  plan: VisitPlan, i: Int[Array, ''], documents: Int[Array, 'J'], fold: Callable, carry: PyTree
 ) -> PyTree:
   """Folds `fold(carry, j, kind)` over the blocks j that line i of a plan visits.
 
-  `kind` is 0 for blocks without a common document, 2 if the mask shows every pair, and else 1.
+  `kind` is 0 for blocks without a common document, 2 if every pair is visible, and else 1; `documents` is
+  line i of `relate_documents`.
   """
 
   def step(index, carry):
     j = jnp.asarray(plan.blocks)[index]
-    kind = jnp.where(share_document[j], 1 + jnp.asarray(plan.fully_visible)[index], 0)
-    return fold(carry, j, kind)
+    return fold(carry, j, jnp.minimum(documents[j], 1 + jnp.asarray(plan.fully_visible)[index]))
 
   starts = jnp.asarray(plan.starts)
   return jax.lax.fori_loop(starts[i], starts[i + 1], step, carry)
 
 
-def any_share_document(grid: BlockGrid, inputs: Any) -> Bool[Array, 'I J']:
-  """Whether any row of the batch may have a document in common between query block i and key block j."""
-  return blocks_share_document(grid, inputs.q_segments, inputs.k_segments).any(0)
+def relate_documents(grid: BlockGrid, inputs: Any) -> Int[Array, 'I J']:
+  """0 if query block i and key block j have no document in common in any row of the batch, 2 if each row has
+  one document alone in them, and else 1.
+  """
+  are_shared, are_one = compare_documents(grid, inputs.q_segments, inputs.k_segments)
+  return are_shared.any(0).astype(jnp.int32) + are_one.all(0)
 
 
 def block_sums(
@@ -119,7 +121,7 @@ def block_adder(
 ) -> Callable[[Int[Array, ''], PyTree], PyTree]:
   """`(i, running sums of query block i) → its sums after the keys that it visits`."""
   q, k, v = qkv
-  share_document, normalizer = any_share_document(grid, inputs), NORMALIZERS[inputs.normalizer]
+  documents, normalizer = relate_documents(grid, inputs), NORMALIZERS[inputs.normalizer]
 
   def add_to_block(i, sums_i):
     q_i = group_queries(grid.query_block(q, i), k.shape[2])
@@ -134,7 +136,7 @@ def block_adder(
 
       return jax.lax.switch(kind, [lambda: sums_i, lambda: add_tile(False), lambda: add_tile(True)])
 
-    return _fold_line(plan, i, share_document[i], fold, sums_i)
+    return _fold_line(plan, i, documents[i], fold, sums_i)
 
   return add_to_block
 
@@ -220,7 +222,7 @@ def input_gradients(
     plans: of `plan_visits`: the second lists the query blocks that each key block visits.
   """
   (q, k, v), (log_sum_exp, delta, d_out) = qkv, at_output
-  share_document, normalizer = any_share_document(grid, inputs), NORMALIZERS[inputs.normalizer]
+  documents, normalizer = relate_documents(grid, inputs), NORMALIZERS[inputs.normalizer]
   d_out = d_out.astype(v.dtype)
   leaves, rebuild = split_float_leaves((inputs.score, inputs.bias))
 
@@ -255,7 +257,7 @@ def input_gradients(
 
     d_q, d_k, d_v, d_leaves = carry
     d_q, d_k_j, d_v_j, d_leaves = _fold_line(
-      plans[1], j, share_document[:, j], fold, (d_q, *jax.tree.map(float32_zeros, (k_j, v_j)), d_leaves)
+      plans[1], j, documents[:, j], fold, (d_q, *jax.tree.map(float32_zeros, (k_j, v_j)), d_leaves)
     )
     d_k, d_v = (grid.put_key_block(d, d_j.swapaxes(1, 2), j) for d, d_j in ((d_k, d_k_j), (d_v, d_v_j)))
     return d_q, d_k, d_v, d_leaves
