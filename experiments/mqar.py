@@ -3,8 +3,8 @@
 Question:  How wide must a model be to recall n pairs, with attention and with a state of fixed size?
 Source:    Arora et al. 2023 (Zoology, figure 2 and appendix E: two layers, the best of four rates, runs ended
            at 0.99); Arora et al. 2024 (Based: recall grows with the state).
-Command:   tfm ablate experiments/mqar.py --workdir=runs/mqar
-Cost:      2:15 h of 2 CPU cores with --jobs=2, other work beside it.
+Command:   tfm ablate experiments/mqar.py --workdir=runs/mqar --jobs=2
+Cost:      2:10 h on 2 CPU cores, with pauses and other work beside it.
 Expected:  attention is right in 0.996 to 1.000 at widths 32 and 64, linear attention in 0.40 to 0.88 at 64.
 """
 

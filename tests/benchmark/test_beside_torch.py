@@ -73,3 +73,8 @@ def test_gpt2_is_measured_as_the_command_says(arguments, monkeypatch, capsys):
   gpt2.print_measurement(gpt2.measure_training, gpt2.measure_decoding)
   found = json.loads(capsys.readouterr().out)
   assert found['tokens_per_second'] > 0 and found['peak_memory_mib'] > 100
+
+
+def test_gpt2_takes_a_policy_of_remat():
+  with pytest.raises(ValueError, match="config.model.remat='nothing'"):
+    gpt2.measure_training(2, 'nothing')

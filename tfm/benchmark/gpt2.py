@@ -21,7 +21,7 @@ TRAINING_SECONDS = 12.0
 DECODING = dict(prompt=32, new=128, rounds=5)
 
 
-def print_measurement(training: Callable[[int], float], decoding: Callable[..., float]) -> None:
+def print_measurement(training: Callable[..., float], decoding: Callable[..., float]) -> None:
   """Measures `training ROWS [REMAT]` or `decoding ROWS BEAMS [TEMPERATURE]`, as the command line says, and
   prints the result.
   """
