@@ -91,7 +91,9 @@ def relate_documents(grid: BlockGrid, inputs: Any) -> Int[Array, 'I J']:
   one document alone in them, and else 1.
   """
   are_shared, are_one = compare_documents(grid, inputs.q_segments, inputs.k_segments)
-  return are_shared.any(0).astype(jnp.int32) + are_one.all(0)
+  # One reduction, and so one collective where devices share the batch.
+  any_shared, any_unlike = jnp.stack([are_shared, ~are_one]).any(1)
+  return any_shared.astype(jnp.int32) + ~any_unlike
 
 
 def block_sums(
