@@ -96,5 +96,5 @@ def get_study(arg: str = '') -> Study:
     equal_within=None if arg == 'recall' else 0.02,
     measures=('initialization',)
     if arg == 'recall'
-    else ('step((128, 512, 2048))', 'parts', 'initialization'),
+    else ('step((128, 512, 2048))', 'parts', 'loss_slices', 'initialization'),
   )
