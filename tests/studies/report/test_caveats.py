@@ -104,6 +104,13 @@ def test_a_small_text():
   assert found.startswith('alibi: the verdict holds for this evaluation text')
 
 
+def test_a_verdict_by_outcomes_does_not_depend_on_the_interval():
+  """All eight runs of rope solve the task and none of alibi, however wide the interval of the mean."""
+  study_results = with_parts(results(dict(rope=0.0, alibi=0.3), seeds=range(8), solved_at=2.1), 3.0)
+  assert rank_arms(study_results).rows[1].verdict == 'worse'
+  assert not caveats(study_results, 'alibi: the verdict')
+
+
 def test_sameness_is_transferred_to_other_texts_by_its_margin():
   study_results = with_parts(results(dict(rope=0.0, alibi=0.0), equal_within=0.05), 0.02)
   assert not caveats(study_results, 'alibi: the verdict')

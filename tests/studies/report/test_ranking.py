@@ -7,6 +7,7 @@ import pytest
 from tests.studies.report.made_up import results
 from tfm.studies.report.ranking import rank_arms
 from tfm.studies.report.sentences import answer_question
+from tfm.studies.report.tables import format_ranking, tabulate_ranking
 
 
 def verdicts(study_results):
@@ -216,6 +217,18 @@ def with_parts(study_results, spread):
         study_results['values'].append(fields | dict(metric='loss_in_part', value=value))
         study_results['values'].append(fields | dict(metric='tokens_in_part', value=100))
   return study_results
+
+
+def test_intervals_for_other_texts_have_a_column():
+  study_results = results(dict(rope=0.0, alibi=-0.3))
+  assert 'for other texts' not in format_ranking(study_results)
+  study_results = with_parts(study_results, 1.0)
+  columns, rows = tabulate_ranking(study_results, rank_arms(study_results))
+  headings = [heading for heading, _ in columns]
+  assert headings[5:7] == ['95 % interval', 'for other texts']
+  cells = dict(zip(headings, rows[0]))
+  assert cells['arm'] == 'alibi' and cells['95 % interval'] != cells['for other texts'] != '–'
+  assert 'for other texts' in format_ranking(study_results)
 
 
 def test_intervals_for_other_texts_are_wider():

@@ -41,7 +41,8 @@ def study_results():
 def test_answer_is_what_was_planted(study_results, tmp_path):
   """At the smallest compute a FLOP of alibi is worth 0.9^-4 = 1.52 of rope, at 100 times as much 0.61."""
   answer = sentences.answer_question(study_results, rank_arms(study_results))
-  assert answer.startswith('A FLOP of alibi is worth 1.5') and 'FLOPs of rope at 1e+13 and 0.6' in answer
+  assert answer.startswith('Beside rope alibi is better at 2 of 5 scales by ')
+  assert 'a FLOP of alibi is worth 1.5' in answer and 'FLOPs of rope at 1e+13 and 0.6' in answer
   assert '] at 1e+15: the curves cross at ' in answer
   curve = scaling.fit_curves(study_results)['alibi']
   assert curve.crossing == pytest.approx(0.9**-20 * 1e13, rel=0.1)
@@ -58,7 +59,15 @@ def test_a_series_without_all_scales_is_named(study_results):
   study_results['values'] = [value for value in study_results['values'] if value['arm'] != 'alibi + 256']
   assert [*scaling.fit_curves(study_results)] == ['rope']
   answer = sentences.answer_question(study_results, rank_arms(study_results))
-  assert answer.startswith('No curve of alibi, without results at some scales')
+  assert 'no curve of alibi, without results at some scales' in answer
+
+
+def test_a_series_of_which_a_run_diverged_has_no_curve(study_results):
+  [arm] = (arm for arm in study_results['arms'] if arm['name'] == 'alibi + 256')
+  arm['diverged'] = [1]
+  assert [*scaling.fit_curves(study_results)] == ['rope']
+  answer = sentences.answer_question(study_results, rank_arms(study_results))
+  assert 'no curve of alibi, of which runs diverged' in answer
 
 
 def test_without_scales_nothing_is_fitted():

@@ -31,6 +31,14 @@ def test_costs_by_hand():
   }
 
 
+def test_runs_that_diverged_have_no_mean_curve():
+  study_results = made_up(diverged=dict(alibi=[1]))
+  rows = dict(list_targets(study_results, rank_arms(study_results)))
+  assert rows['alibi'] == ['runs diverged', '–', '–', '–'] and rows['slow'][1] == 'not reached'
+  study_results = made_up(diverged=dict(rope=[1]))
+  assert {cells[0] for _, cells in list_targets(study_results, rank_arms(study_results))} == {'runs diverged'}
+
+
 def test_unknown_costs_and_other_metrics():
   study_results = made_up()
   for arm in study_results['arms']:

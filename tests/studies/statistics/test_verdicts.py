@@ -111,9 +111,25 @@ def test_divergence_is_the_worst_outcome():
   found = judge(values, dataclasses.replace(LOWER, margin=0.5), lucky=6, alike=1)
   assert words(found) == dict(lucky='worse', alike='undecided')
   assert found.verdicts['lucky'].reason == '6 of 8 diverged, of base 0 of 8'
+  # Two comparisons, and two tests of each.
   assert found.verdicts['lucky'].p == pytest.approx(
-    2 * boschloo_p(found.outcomes['lucky'], found.outcomes['base'])
+    4 * boschloo_p(found.outcomes['lucky'], found.outcomes['base'])
   )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('seeds, share', [(5, 0.4), (8, 0.3), (8, 0.5)])
+def test_two_ways_to_be_worse_keep_the_level(seeds, share):
+  """Of 300 studies of three equal arms of which as many runs diverge at most one in twenty shows any."""
+  draw, shown = np.random.default_rng(seeds), []
+  for _ in range(300):
+    values = {
+      arm: {seed: draw.normal() for seed in range(seeds) if draw.random() > share}
+      for arm in ('base', 'other', 'third')
+    }
+    diverged = {arm: seeds - len(of_arm) for arm, of_arm in values.items()}
+    shown.append(bool({'better', 'worse'} & {*words(judge(values, **diverged)).values()}))
+  assert np.mean(shown) <= 0.06  # two standard errors of 300 draws are 0.025
 
 
 def test_what_finished_decides_in_the_direction_of_divergence_only():

@@ -112,7 +112,12 @@ def _warn_of_crossing_curves(results: dict, ranking: Ranking) -> Iterator[str]:
 def _warn_of_text(results: dict, ranking: Ranking) -> Iterator[str]:
   """Small evaluation texts, and arms whose verdict another text might change."""
   decided = [row for row in ranking.rows if row.verdict in ('better', 'worse', 'same')]
-  if doubtful := [row.name for row in decided if row.text_interval and not is_transferable(row, ranking)]:
+  doubtful = [
+    row.name
+    for row in decided
+    if row.text_interval and is_by_interval(row, ranking) and not is_transferable(row, ranking)
+  ]
+  if doubtful:
     yield (
       f'{join_names(doubtful)}: the verdict holds for this evaluation text; by the interval for other texts '
       'of its size it is undecided.'
@@ -125,6 +130,11 @@ def _warn_of_text(results: dict, ranking: Ranking) -> Iterator[str]:
       f'Intervals hold for this evaluation text, of {min(tokens):,.0f} tokens; those for other texts of its '
       f'size are wider, by how much the measure {measure} tells.'
     )
+
+
+def is_by_interval(row: Row, ranking: Ranking) -> bool:
+  """Whether the interval of the difference gives the verdict, and not the outcomes of runs."""
+  return ranking.criterion.solved_at is None and row.comparison.finding != 'undecided'
 
 
 def is_transferable(row: Row, ranking: Ranking) -> bool:

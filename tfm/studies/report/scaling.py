@@ -32,17 +32,23 @@ def list_points(results: dict) -> Points:
   return {series: sorted(of_series) for series, of_series in points.items()}
 
 
+def list_diverged(results: dict) -> list[str]:
+  """The series of which a run diverged at some scale."""
+  return [*dict.fromkeys(split_last(arm['name'])[0] for arm in results['arms'] if arm['diverged'])]
+
+
 def fit_curves(results: dict) -> dict[str, ScalingCurve]:
-  """The curve of each series with results at all scales, the base's first; {} if the base has none, or too
-  few.
+  """The curve of each series with results at all scales of which no run diverged, the base's first; {} if
+  the base has none, or too few.
   """
   if not (scales := results['study'].get('scales')):
     return {}
   base, _ = split_last(results['study']['base'])
+  diverged = list_diverged(results)  # the mean of what finished is not that of all
   points = {
     series: tuple((compute, float(np.mean(losses))) for compute, losses in of_series)
     for series, of_series in list_points(results).items()
-    if len(of_series) == len(scales)
+    if len(of_series) == len(scales) and series not in diverged
   }
   return _fit(tuple(points.items()), base) if base in points else {}
 
@@ -62,8 +68,15 @@ def describe_curves(results: dict) -> list[str]:
     first, last = (f'{format_multiplier(m)}{{}} at {format_compute(m.compute)}' for m in curve.multipliers)
     worth, relation = first.format(f' FLOPs of {base}'), _RELATIONS[curve.relation](curve)
     parts.append(f'a FLOP of {name} is worth {worth} and {last.format("")}: {relation}')
-  if curves and (missing := [series for series in list_points(results) if series not in curves]):
-    parts.append(f'no curve of {join_names(missing)}, without results at some scales')
+  left_out, diverged = (
+    [series for series in list_points(results) if series not in curves],
+    list_diverged(results),
+  )
+  for names, why in (
+    ([name for name in left_out if name in diverged], 'of which runs diverged'),
+    ([name for name in left_out if name not in diverged], 'without results at some scales'),
+  ):
+    parts += [f'no curve of {join_names(names)}, {why}'] if curves and names else []
   return parts
 
 

@@ -12,8 +12,14 @@ from tfm.studies.report.wording import format_number, join_names
 from tfm.studies.statistics import power
 from tfm.studies.statistics.compare import Comparison
 from tfm.studies.statistics.summary import ALPHA, LEVEL, format_count, format_p
+from tfm.studies.study import split_last
 
 
+# The verdicts on arms whose runs finished, or diverged.
+WORDS = 'better', 'worse', 'same', 'undecided', 'not compared'
+# Seeds → percent of studies of six equal arms, one of them seven times as noisy, that show a difference
+# (simulated: tests/studies/statistics/test_power.py).
+NOISY_LEVELS = {2: 19, 3: 13}
 PERCENT = f'{LEVEL:.0%}'.replace('%', ' %')
 
 
@@ -21,7 +27,9 @@ def answer_question(results: dict, ranking: Ranking) -> str:
   """What the results show, in one sentence: what is best, by how much, and how sure."""
   rows = ranking.rows
   parts = describe_curves(results) + describe_suite(results)
-  if not parts:
+  if parts:
+    parts = _describe_series(results, ranking) + parts
+  else:
     parts += [_describe_leader(results, ranking)] if ranking.criterion.solved_at is None else []
     for base in ranking.bases:
       parts += _describe_comparisons(base, results, ranking)
@@ -34,6 +42,26 @@ def answer_question(results: dict, ranking: Ranking) -> str:
   if not any(sentence.startswith(row.name) for row in rows):
     sentence = sentence[0].upper() + sentence[1:]
   return sentence + '.'
+
+
+def _describe_series(results: dict, ranking: Ranking) -> list[str]:
+  """A part of the answer for each series of a study with scales or tasks: the verdicts on its arms."""
+  kind, of_series = 'scales' if results['study'].get('scales') else 'tasks', {}
+  for row in ranking.rows:
+    if row.judged:
+      names = (split_last(name)[0] for name in (row.name, row.compared_with))
+      of_series.setdefault(tuple(names), []).append(row)
+  parts = []
+  for (series, base), judged in of_series.items():
+    found = {word: [row for row in judged if row.verdict == word] for word in WORDS}
+    counts = [
+      f'{word} at {"all" if len(rows) == len(judged) else f"{len(rows)} of"} {len(judged)} {kind}'
+      + _format_range(rows, ranking) * (word in ('better', 'worse'))
+      for word, rows in found.items()
+      if rows
+    ]
+    parts.append(f'beside {base} {series} is {join_names(counts)}')
+  return parts
 
 
 def _describe_leader(results: dict, ranking: Ranking) -> str:
@@ -58,10 +86,7 @@ def _describe_comparisons(base: str, results: dict, ranking: Ranking) -> list[st
   where outcomes are yes or no.
   """
   compared = [row for row in ranking.rows if row.compared_with == base and row.judged]
-  by_word = {
-    word: [row for row in compared if row.verdict == word]
-    for word in ('better', 'worse', 'same', 'undecided', 'not compared')
-  }
+  by_word = {word: [row for row in compared if row.verdict == word] for word in WORDS}
   parts = []
   if ranking.criterion.solved_at is not None:
     share = ranking.findings.outcomes.get(base)
@@ -175,7 +200,8 @@ def explain_statistics(results: dict, ranking: Ranking) -> list[str]:
     lines.append(
       'A run that diverged has the worst outcome: its arm ranks below those that finished, is worse if more '
       "of its runs diverged than of the base's (Boschloo's test with Holm's correction) or if the finished "
-      'ones are worse, too, and is never the same. Means are over finished seeds.'
+      'ones are worse, too, each test at half of the error probability, and is never the same. Means are over'
+      ' finished seeds.'
     )
   return lines
 
@@ -216,15 +242,18 @@ def _explain_tests(ranking: Ranking) -> list[str]:
     f'all of them; a difference is shown where p is at most {ALPHA}.'
   ]
   seeds = min(len(row.values) for row in ranking.rows if row.values)
-  size = power.smallest_difference(analysis.floor, seeds, analysis.count)
+  size = power.smallest_difference(analysis.floor, seeds, analysis.tests)
   lines.append(
     f'Power: with {format_count(seeds, "seed")} a difference of {format_number(size, ranking.places)} '
     f'({size / analysis.floor.deviation:.1f} times the noise floor) is shown with probability {power.POWER}.'
     if analysis.floor.deviation
     else 'Power: unknown, because runs do not vary.'
   )
-  if seeds == 2:
-    lines[-1] += ' Two seeds hardly show whether one arm varies more than the others, which the test assumes.'
+  if seeds in NOISY_LEVELS and analysis.arms > 2:
+    lines[-1] += (
+      f' {seeds} seeds hardly show whether one arm varies more than the others: beside one that varies seven '
+      f'times as much the test errs in about {NOISY_LEVELS[seeds]} % of studies.'
+    )
   return lines
 
 

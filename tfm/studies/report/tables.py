@@ -74,6 +74,9 @@ def tabulate_ranking(results: dict, ranking: Ranking) -> tuple[list[tuple[str, s
   columns = [(key, heading.format(metric=results['study']['metric']), side) for key, heading, side in COLUMNS]
   if ranking.criterion.solved_at is not None:
     columns.insert(3, ('outcome', 'solved', 'right'))
+  if any(row.text_interval for row in ranking.rows):
+    after = [key for key, *_ in columns].index('difference_interval') + 1
+    columns.insert(after, ('text_interval', 'for other texts', 'right'))
   format_row, settings = row_formatter(ranking), settings_formatter(results, ranking)
   rows = []
   for row in ranking.rows:
@@ -158,6 +161,7 @@ class XTable(NamedTuple):
 def tabulate_means(results: dict, ranking: Ranking) -> Iterator[XTable]:
   """A table for each metric that has values at few x, with the marks of its tests."""
   for name, tests in compare_by_x(results, ranking).items():
+    tested = {x for x, _ in tests.findings}
 
     def format_cell(x, arm):
       values = tests.values[x].get(arm)
@@ -166,7 +170,7 @@ def tabulate_means(results: dict, ranking: Ranking) -> Iterator[XTable]:
     yield XTable(
       *figures.split_axis(name),
       'mean over seeds' + ('' if tests.findings else ' (untested)'),
-      [f'{x:g}' for x in tests.values],
+      [f'{x:g}' + ' (untested)' * (bool(tests.findings) and x not in tested) for x in tests.values],
       [(row.name, [format_cell(x, row.name) for x in tests.values]) for row in ranking.rows],
     )
 

@@ -45,6 +45,9 @@ def list_targets(results: dict, ranking: Ranking) -> list[tuple[str, list[str]]]
     base = curves.get(row.name if row.is_base else row.compared_with)
     if results['study']['metric'] != 'loss' or row.name not in curves or not base:
       continue
+    if arms[row.name]['diverged'] or arms[row.compared_with or row.name]['diverged']:
+      rows.append((row.name, ['runs diverged', *'–––']))
+      continue
     curve, target = curves[row.name], [*base.values()][-1]
     step = steps_to(curve, target)
     costs = [

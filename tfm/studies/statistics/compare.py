@@ -59,6 +59,7 @@ class Analysis:
     within: the deviation over seeds within these arms.
     arms: the number of these arms; blocked: whether seeds are blocks.
     noisy: the arms that vary otherwise.
+    families: by how many such analyses the error probability is shared.
   """
 
   comparisons: Mapping[str, Comparison]
@@ -67,11 +68,17 @@ class Analysis:
   arms: int
   blocked: bool
   noisy: tuple[str, ...]
+  families: int = 1
 
   @property
   def count(self) -> int:
     """The number of differences that are estimated."""
     return sum(comparison.difference is not None for comparison in self.comparisons.values())
+
+  @property
+  def tests(self) -> int:
+    """The number of tests that share the error probability."""
+    return self.count * self.families
 
 
 def compare_arms(
@@ -111,6 +118,7 @@ def compare_arms(
     len(alike),
     bool(contrasts and contrasts.blocked),
     tuple(noisy),
+    families,
   )
 
 

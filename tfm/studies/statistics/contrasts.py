@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import warnings
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -75,7 +76,9 @@ def fit_contrasts(values: Mapping[str, Values], pairs: Sequence[tuple[str, str]]
     df = len(cells) - np.linalg.matrix_rank(design)
     is_estimable = np.allclose(wanted @ np.linalg.pinv(design) @ design, wanted)
     if df > 0 and is_estimable:
-      model = OLS([value for *_, value in cells], design).fit()
+      with warnings.catch_warnings():
+        warnings.simplefilter('ignore', UserWarning)  # that other parameters than the wanted ones may be free
+        model = OLS([value for *_, value in cells], design).fit()
       covariance = wanted @ model.normalized_cov_params @ wanted.T
       scale = np.sqrt(np.diag(covariance))
       deviation = float(np.sqrt(model.mse_resid))

@@ -63,7 +63,7 @@ def seeds_to_decide(difference: float, analysis: Analysis, margin: float | None)
   """The fewest seeds of each arm with which a difference of this size is shown, or shown to be within
   ± margin, with probability POWER; None for more than MAX_SEEDS.
   """
-  noise, comparisons = analysis.floor.deviation, analysis.count
+  noise, comparisons = analysis.floor.deviation, analysis.tests
   effect = abs(difference) / noise
 
   def decides(seeds):

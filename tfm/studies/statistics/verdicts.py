@@ -71,7 +71,8 @@ def judge_arms(
 
   A run that diverged has the worst outcome there is. So it is not solved; and where runs of an arm or of its
   base diverged, the arm is worse than the base if more of its runs diverged than chance allows (Boschloo's
-  test), or if it had more of them and what finished is worse, too; better likewise; and never the same.
+  test), or if it had more of them and what finished is worse, too; better likewise; and never the same. Then
+  each of the two tests has half of the error probability.
 
   Args:
     values: arm → seed → value of the finished runs.
@@ -80,22 +81,24 @@ def judge_arms(
   """
   finished = {arm: of_arm for arm, of_arm in values.items() if of_arm}
   pairs = {arm: base for arm, base in bases.items() if {arm, base} <= set(finished)}
-  analysis = compare_arms(finished, pairs, None if criterion.solved_at is not None else criterion.margin)
+  is_solved_or_not = criterion.solved_at is not None
+  families = 2 if any(diverged.values()) and not is_solved_or_not else 1
+  analysis = compare_arms(finished, pairs, None if is_solved_or_not else criterion.margin, families)
 
   def outcome(arm):
     good = values[arm].values()
-    if criterion.solved_at is not None:
+    if is_solved_or_not:
       good = filter(criterion.is_solved, good)
     return Share(len([*good]), len(values[arm]) + diverged.get(arm, 0))
 
   outcomes = {arm: outcome(arm) for arm in values if values[arm] or diverged.get(arm)}
   known = {arm: base for arm, base in bases.items() if {arm, base} <= set(outcomes)}
-  ps = compare_shares(outcomes, known)
+  ps = {arm: min(1.0, families * p) for arm, p in compare_shares(outcomes, known).items()}
 
   def judge(arm, base):
     comparison = analysis.comparisons.get(arm)
-    by_outcome = _judge_outcomes(outcomes[arm], outcomes[base], ps[arm], len(ps), comparison)
-    if criterion.solved_at is not None:
+    by_outcome = _judge_outcomes(outcomes[arm], outcomes[base], ps[arm], families * len(ps), comparison)
+    if is_solved_or_not:
       return by_outcome
     if not diverged.get(arm) and not diverged.get(base):
       return _judge_comparison(analysis, arm, criterion)
@@ -121,7 +124,7 @@ def _judge_comparison(analysis: Analysis, arm: str, criterion: Criterion) -> Ver
   word = dict(zip(('lower', 'higher'), words)).get(comparison.finding, comparison.finding)
   seeds = None
   if word == 'undecided' and comparison.df is not None:
-    seeds = power.seeds_to_decide_apart(comparison, analysis.count, criterion.margin)
+    seeds = power.seeds_to_decide_apart(comparison, analysis.tests, criterion.margin)
   elif word == 'undecided' and comparison.p is not None:
     seeds = power.seeds_to_decide(comparison.difference, analysis, criterion.margin)
   return Verdict(word, comparison, comparison.p, comparison.reason, seeds)
