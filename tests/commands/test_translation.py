@@ -65,6 +65,24 @@ def test_evaluate_writes_hypotheses_and_metrics(workdir, capsys):
   assert values['exact'] == pytest.approx(100 * correct / len(rows))
 
 
+def test_two_systems_are_compared(workdir, capsys, tmp_path):
+  """The better one has the digits reversed as they should be; and itself, nothing can be told apart."""
+  flags = 'evaluate', f'--workdir={workdir}', '--split=test', '--metric=chrf'
+  values = json.loads(tfm(capsys, *flags)[1])
+  rows = [json.loads(line) for line in open(values['hypotheses'], encoding='utf-8')]
+  right, other = tmp_path / 'right.jsonl', tmp_path / 'other.jsonl'
+  right.write_text(''.join(json.dumps(row | dict(hypothesis=row['reference'])) + '\n' for row in rows))
+  found = json.loads(tfm(capsys, *flags, f'--against={right}')[1])
+  name = 'chrf'
+  assert found[f'{name}_against'] == pytest.approx(100) and found[f'{name}_p'] < 0.01
+  low, high = found[f'{name}_interval']
+  assert low <= found[name] <= high < found[f'{name}_against_interval'][0]
+  other.write_text(''.join(json.dumps(row | dict(reference='1')) + '\n' for row in rows))
+  assert 'other references' in tfm(capsys, *flags, f'--against={other}')[2]
+  assert 'no file of targets' in tfm(capsys, *flags, f'--against={tmp_path}/none')[2]
+  assert 'has no test of two systems' in tfm(capsys, *flags, '--metric=exact', f'--against={right}')[2]
+
+
 def test_generate_from_a_file(workdir, files, capsys):
   (files / 'some').write_text('12\n345\n\n6789\n')
   flags = ['generate', f'--workdir={workdir}', f'--input={files}/some']

@@ -1,6 +1,11 @@
 """Metrics of texts: what each counts, by hand where that is short."""
 
+import json
 import math
+import random
+import re
+import subprocess
+import sys
 
 import pytest
 
@@ -92,3 +97,26 @@ def test_unequal_numbers_are_refused():
   for name in ('exact', 'rouge'):
     with pytest.raises(ValueError):
       METRICS[name]()(['a'], ['a', 'b'])
+
+
+def test_two_systems_are_compared_as_by_sacrebleu_on_the_command_line(tmp_path):
+  draw = random.Random(0)
+  references = [' '.join(draw.choices('ABCDEFGH', k=12)) for _ in range(60)]
+
+  def spoil(share):
+    return [
+      re.sub(r'\w', lambda word: 'x' if draw.random() < share else word[0], text) for text in references
+    ]
+
+  texts = dict(reference=references, others=spoil(0.12), own=spoil(0.10))
+  for file, lines in texts.items():
+    (tmp_path / file).write_text('\n'.join(lines) + '\n')
+  command = [sys.executable, '-m', 'sacrebleu', 'reference', '-i', 'others', 'own', '--paired-bs']
+  done = subprocess.run([*command, '--format=json'], cwd=tmp_path, capture_output=True, text=True, check=True)
+  other, own = (system['BLEU'] for system in json.loads(done.stdout))
+  found = METRICS['bleu']().compare(texts['own'], texts['others'], references)
+  assert found['bleu_p'] == pytest.approx(own['p_value'], abs=1e-4) and 0 < own['p_value'] < 1
+  assert found['bleu_against'] == pytest.approx(other['score'], abs=0.01)
+  for key, printed in (('bleu_interval', own), ('bleu_against_interval', other)):
+    low, high = found[key]
+    assert [(low + high) / 2, (high - low) / 2] == pytest.approx([printed['mean'], printed['ci']], abs=0.01)

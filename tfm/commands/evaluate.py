@@ -24,7 +24,8 @@ had before and in those that do not, in rare, medium and frequent tokens, and by
 
 An encoder-decoder also generates a target for every source with config.decoding. The targets are written to
 DIR/hypotheses and compared with the references by each --metric: bleu(lowercase, tokenize),
-tokenized_bleu(language, lowercase, split_compounds), chrf(words), rouge, exact.
+tokenized_bleu(language, lowercase, split_compounds), chrf(words), rouge, exact. --against=FILE, a file of
+such targets, compares the two systems by sacreBLEU's paired bootstrap over sentences.
 
 With --lengths the documents of the split are read consecutively, as by the packing `concat`, in rows of each
 length, and the same tokens are predicted at all lengths. `nonoverlapping` splits the text into rows, so that
@@ -42,7 +43,7 @@ import dataclasses
 import io
 import json
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tfm import spec
@@ -78,6 +79,11 @@ def arguments(parser):
     action='append',
     metavar='SPEC',
     help='metric of generated targets; repeatable (default: bleu and chrf)',
+  )
+  add(
+    '--against',
+    metavar='FILE',
+    help='targets of another run, DIR/hypotheses/SPLIT-STEP.jsonl, to be tested against these',
   )
   add('--lengths', metavar='N,N,…', help='row lengths at which to evaluate a decoder')
   add(
@@ -135,6 +141,11 @@ def main(args):
   )
   if is_encoder_decoder:
     metrics = metrics or build_metrics(('bleu', 'chrf'))
+  others = read_others(args.against, metrics) if args.against is not None else None
+  require(
+    is_encoder_decoder or others is None,
+    f'--against={args.against} requires an encoder-decoder, which generates targets; remove it',
+  )
   is_classifier = isinstance(loaded.experiment.objective, Classification)
   require(
     is_classifier or args.to is None,
@@ -163,12 +174,41 @@ def main(args):
     path = pathlib.Path(args.workdir) / 'hypotheses' / f'{name}.jsonl'
     path.parent.mkdir(exist_ok=True)
     write_atomically(path, ''.join(json.dumps(row, ensure_ascii=False) + '\n' for row in rows))
+    own, references = [row['hypothesis'] for row in rows], [row['reference'] for row in rows]
+    require(
+      others is None or references == [row['reference'] for row in others],
+      f'--against={args.against} has other references than the {len(rows):,} of --split={args.split}; '
+      'evaluate that run on the same split',
+    )
     for text, metric in metrics.items():
-      results = metric([row['hypothesis'] for row in rows], [row['reference'] for row in rows])
+      results = metric(own, references)
+      if others is not None:
+        results |= metric.compare(own, [row['hypothesis'] for row in others], references)
       # Keyed by the whole spec, so that bleu and bleu(lowercase=True) are separate.
       values |= {name.replace(text.partition('(')[0], text, 1): value for name, value in results.items()}
     values |= dict(hypotheses=str(path))
   print(json.dumps(dict(step=loaded.step, split=args.split, **values), indent=2))
+
+
+def read_others(file: str, metrics: Mapping[str, Metric]) -> list[dict]:
+  """The targets of another run, with their references.
+
+  Raises:
+    ValueError: for a file without them, and for a metric that cannot compare two systems.
+  """
+  for text, metric in metrics.items():
+    require(
+      hasattr(metric, 'compare'),
+      f'--metric={text} has no test of two systems, which --against needs; use bleu, tokenized_bleu or chrf',
+    )
+  try:
+    rows = [json.loads(line) for line in pathlib.Path(file).read_text(encoding='utf-8').splitlines()]
+    return [dict(hypothesis=row['hypothesis'], reference=row['reference']) for row in rows]
+  except (OSError, ValueError, KeyError, TypeError) as error:
+    raise ValueError(
+      f'--against={file} is no file of targets ({error}); tfm evaluate writes them to '
+      'DIR/hypotheses/SPLIT-STEP.jsonl'
+    ) from error
 
 
 def evaluate_loss_slices(args):
@@ -177,7 +217,7 @@ def evaluate_loss_slices(args):
   from tfm.runs import load
   from tfm.runs.slices import evaluate_slices
 
-  for flag in ('metric', 'lengths', 'protocol', 'stride', 'targets', 'to'):
+  for flag in ('metric', 'against', 'lengths', 'protocol', 'stride', 'targets', 'to'):
     require(getattr(args, flag) is None, f'--{flag} does not go with --slices; remove one of them')
   loaded = load.load(
     args.workdir, args.step, args.average, lambda config: assign_overrides(config, args.overrides)
@@ -226,6 +266,7 @@ def evaluate_lengths(args):
   from tfm.runs import load
 
   require(args.to is None, f'--to={args.to} is for classifiers; --lengths writes into --workdir')
+  require(args.against is None, '--against does not go with --lengths; remove one of them')
   require(
     args.metric is None,
     f'--metric={(args.metric or [""])[0]} compares generated targets and --lengths predicts a text; '

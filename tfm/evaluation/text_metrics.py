@@ -1,14 +1,56 @@
 """Metrics of generated texts against references, computed by well-known packages."""
 
-import functools
+import dataclasses
 import re
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from tfm.errors import importing_extra
 
 
 # (hypotheses, references) → values by name; a value is a number, or a signature of how it was computed.
 Metric = Callable[[Sequence[str], Sequence[str]], dict[str, float | str]]
+SAMPLES = 1000  # of the sentences, by which two systems are compared
+
+
+@dataclasses.dataclass(frozen=True)
+class CorpusMetric:
+  """A `Metric` of sacreBLEU, which can also compare two systems.
+
+  Attributes:
+    name: of the score.
+    scorer: of sacreBLEU.
+    tokenize: what is done to every text first.
+  """
+
+  name: str
+  scorer: Any
+  tokenize: Callable[[str], str] = str
+
+  def __call__(self, hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, float | str]:
+    hypotheses, references = ([*map(self.tokenize, texts)] for texts in (hypotheses, references))
+    score = self.scorer.corpus_score(hypotheses, [references]).score
+    return {self.name: score, f'{self.name}_signature': str(self.scorer.get_signature())}
+
+  def compare(
+    self, hypotheses: Sequence[str], others: Sequence[str], references: Sequence[str]
+  ) -> dict[str, float | list[float]]:
+    """The 95 % interval of the score of `hypotheses`, the score of `others` with its own, and p of no
+    difference: the paired bootstrap over sentences (Koehn 2004), by sacreBLEU.
+    """
+    with importing_extra('translation'):
+      from sacrebleu.significance import PairedTest
+    systems = [(name, [*map(self.tokenize, texts)]) for name, texts in (('others', others), ('', hypotheses))]
+    references = [[*map(self.tokenize, references)]]
+    _, scores = PairedTest(systems, {self.name: self.scorer}, references, 'bs', SAMPLES)()
+    other, own = next(results for name, results in scores.items() if name != 'System')
+    intervals = [[float(x.mean - x.ci), float(x.mean + x.ci)] for x in (own, other)]
+    return {
+      f'{self.name}_interval': intervals[0],
+      f'{self.name}_against': float(other.score),
+      f'{self.name}_against_interval': intervals[1],
+      f'{self.name}_p': float(own.p_value),
+    }
 
 
 def bleu(lowercase: bool = False, tokenize: str = '13a') -> Metric:
@@ -19,7 +61,7 @@ def bleu(lowercase: bool = False, tokenize: str = '13a') -> Metric:
   """
   with importing_extra('translation'):
     import sacrebleu
-  return functools.partial(_score_corpus, 'bleu', sacrebleu.BLEU(lowercase=lowercase, tokenize=tokenize))
+  return CorpusMetric('bleu', sacrebleu.BLEU(lowercase=lowercase, tokenize=tokenize))
 
 
 def tokenized_bleu(language: str, lowercase: bool = False, split_compounds: bool = False) -> Metric:
@@ -39,19 +81,14 @@ def tokenized_bleu(language: str, lowercase: bool = False, split_compounds: bool
     text = moses.tokenize(text, return_str=True, escape=False)
     return re.sub(r'(\S)-(\S)', r'\1 ##AT##-##AT## \2', text) if split_compounds else text
 
-  def metric(hypotheses, references):
-    return _score_corpus(
-      'tokenized_bleu', score, *([*map(tokenize, texts)] for texts in (hypotheses, references))
-    )
-
-  return metric
+  return CorpusMetric('tokenized_bleu', score, tokenize)
 
 
 def chrf(words: int = 0) -> Metric:
   """chrF, or chrF++ with words=2 (Popović 2015, 2017), by SacreBLEU."""
   with importing_extra('translation'):
     import sacrebleu
-  return functools.partial(_score_corpus, 'chrf', sacrebleu.CHRF(word_order=words))
+  return CorpusMetric('chrf', sacrebleu.CHRF(word_order=words))
 
 
 def rouge(stem: bool = True) -> Metric:
@@ -76,11 +113,6 @@ def exact() -> Metric:
     return dict(exact=100 * correct / len(references))
 
   return metric
-
-
-def _score_corpus(name, metric, hypotheses, references) -> dict[str, float | str]:
-  result = metric.corpus_score(list(hypotheses), [list(references)])
-  return {name: result.score, f'{name}_signature': str(metric.get_signature())}
 
 
 METRICS = {f.__name__: f for f in (bleu, tokenized_bleu, chrf, rouge, exact)}
