@@ -261,12 +261,13 @@ def estimate_arm(
 
 
 def format_plan(study: Study, arms: Mapping[str, Arm], seconds: Mapping[str, float]) -> Table:
-  """The plan as a table for the terminal, a row for each arm.
+  """The plan as a table for the terminal, a row for each arm; with what the literature says, before it runs.
 
   Args:
     seconds: estimated for all seeds of an arm, by name, where known.
   """
-  table = Table(title=study.question, title_justify='left', box=box.SIMPLE)
+  title = study.question + f'\nLiterature: {study.literature}' * bool(study.literature)
+  table = Table(title=title, title_justify='left', box=box.SIMPLE)
   matched = any(arm.matched for arm in arms.values())
   for column in ('arm', 'changes', *(['matched by'] if matched else [])):
     table.add_column(column, overflow='fold')
