@@ -57,4 +57,5 @@ def get_study(arg: str = '') -> Study:
     higher_is_better=True,
     seeds=2,
     learning_rates=(1e-3, 2e-3, 4e-3, 8e-3),
+    measures=('initialization',),
   )

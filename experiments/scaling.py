@@ -53,4 +53,5 @@ def get_study(arg: str = '') -> Study:
     match='parameters',
     learning_rates=(2e-3, 4e-3, 8e-3, 1.6e-2),
     rungs=(0.25,),
+    measures=('initialization',),
   )

@@ -49,5 +49,5 @@ def get_study(arg: str = '') -> Study:
     solved_at=0.9,
     seeds=8,
     learning_rates=(1e-3, 2e-3, 4e-3, 8e-3),
-    measures=('parts("accuracy")',),
+    measures=('parts("accuracy")', 'initialization'),
   )

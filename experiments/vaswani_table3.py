@@ -109,5 +109,5 @@ def get_study(arg: str = '') -> Study:
     equal_within=None if arg == 'full' else 0.02,
     measures=('generation("bleu", split="validation")',)
     if arg == 'full'
-    else ('generation("exact", split="validation")', 'parts'),
+    else ('generation("exact", split="validation")', 'parts', 'initialization'),
   )

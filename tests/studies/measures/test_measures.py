@@ -186,6 +186,7 @@ def test_generation_equals_tfm_evaluate(tiny, tmp_path):
   texts = {i: result[0].text for i, result in found}
   same = sum(texts[i] == reference for i, (_, reference) in enumerate(pairs)) / len(pairs)
   assert measure_run('generation("exact")', run)['test_exact'] == pytest.approx(100 * same)
+  assert -1 < measure_run('initialization', run)['token_cosine_at_start'] < 1
 
 
 def test_an_unknown_measure_is_rejected():
