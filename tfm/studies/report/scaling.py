@@ -9,7 +9,7 @@ import numpy as np
 from tfm.studies.report import plots
 from tfm.studies.report.plots import Plot
 from tfm.studies.report.ranking import Series
-from tfm.studies.report.values import scalar_values
+from tfm.studies.report.values import count_diverged, scalar_values
 from tfm.studies.report.wording import format_number, join_names
 from tfm.studies.statistics.scaling import DRAWS, Multiplier, ScalingCurve, compare_curves
 from tfm.studies.study import split_last
@@ -34,7 +34,8 @@ def list_points(results: dict) -> Points:
 
 def list_diverged(results: dict) -> list[str]:
   """The series of which a run diverged at some scale."""
-  return [*dict.fromkeys(split_last(arm['name'])[0] for arm in results['arms'] if arm['diverged'])]
+  counts = count_diverged(results, results['study']['metric'])
+  return [*dict.fromkeys(split_last(arm)[0] for arm, count in counts.items() if count)]
 
 
 def fit_curves(results: dict) -> dict[str, ScalingCurve]:
@@ -68,16 +69,12 @@ def describe_curves(results: dict) -> list[str]:
     first, last = (f'{format_multiplier(m)}{{}} at {format_compute(m.compute)}' for m in curve.multipliers)
     worth, relation = first.format(f' FLOPs of {base}'), _RELATIONS[curve.relation](curve)
     parts.append(f'a FLOP of {name} is worth {worth} and {last.format("")}: {relation}')
-  left_out, diverged = (
-    [series for series in list_points(results) if series not in curves],
-    list_diverged(results),
-  )
-  for names, why in (
-    ([name for name in left_out if name in diverged], 'of which runs diverged'),
-    ([name for name in left_out if name not in diverged], 'without results at some scales'),
-  ):
-    parts += [f'no curve of {join_names(names)}, {why}'] if curves and names else []
-  return parts
+  reasons, diverged = {}, list_diverged(results)
+  for name in list_points(results) if curves else ():
+    if name not in curves:
+      reason = 'of which runs diverged' if name in diverged else 'without results at some scales'
+      reasons.setdefault(reason, []).append(name)
+  return parts + [f'no curve of {join_names(names)}, {reason}' for reason, names in reasons.items()]
 
 
 _RELATIONS = {

@@ -7,7 +7,7 @@ import numpy as np
 
 from tfm.errors import importing_extra
 from tfm.studies.report.ranking import Ranking
-from tfm.studies.report.values import mean_curves
+from tfm.studies.report.values import count_diverged, mean_curves
 
 
 with importing_extra('ablation'):
@@ -40,12 +40,12 @@ def steps_to(curve: Mapping[float, float], target: float) -> float | None:
 def list_targets(results: dict, ranking: Ranking) -> list[tuple[str, list[str]]]:
   """Arm → target, steps, training FLOPs and time; [] unless the loss is the metric and arms have curves."""
   curves, arms = mean_curves(results), {arm['name']: arm for arm in results['arms']}
-  rows = []
+  rows, diverged = [], count_diverged(results, results['study']['metric'])
   for row in ranking.rows:
     base = curves.get(row.name if row.is_base else row.compared_with)
     if results['study']['metric'] != 'loss' or row.name not in curves or not base:
       continue
-    if arms[row.name]['diverged'] or arms[row.compared_with or row.name]['diverged']:
+    if diverged[row.name] or diverged[row.compared_with or row.name]:
       rows.append((row.name, ['runs diverged', *'–––']))
       continue
     curve, target = curves[row.name], [*base.values()][-1]
