@@ -4,8 +4,9 @@ Question:  Does a decoder without positions solve tasks at lengths it never saw,
 Source:    Kazemnejad et al. 2023 (The Impact of Positional Encoding on Length Generalization in Transformers,
            §4, figures 2 and 3): copying, addition, sorting and others, trained to length 20, tested to 40.
 Command:   tfm ablate experiments/reasoning.py --workdir=runs/reasoning
-Cost:      not measured.
-Expected:  not measured.
+Cost:      0:42 h on 2 CPU cores (x86_64), beside two other processes.
+Expected:  of the letters of longer texts 0.85 are sorted without positions, 0.84 with alibi, 0.83 with T5's
+           bias, 0.74 with rope; reversed 0.48, 0.33, 0.40, 0.24. At lengths of training nothing is decided.
 """
 
 from ml_collections import ConfigDict
