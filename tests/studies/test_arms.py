@@ -127,12 +127,12 @@ def test_matching_solves_for_steps():
 
 
 def test_the_plan_shows_the_total_time(capsys):
-  tiny_study = study({'alibi': {'model.position': 'alibi'}})
+  tiny_study = study({'alibi': {'model.position': 'alibi'}}, literature='Press et al.: alibi.')
   Console(width=200).print(
     study_arms.format_plan(tiny_study, study_arms.plan_arms(tiny_study), dict(base=3600.0, alibi=60.0))
   )
   printed = capsys.readouterr().out
-  assert tiny_study.question in printed and f'Literature: {tiny_study.literature}' in printed
+  assert 'Which?' in printed and 'Literature: Press et al.: alibi.' in printed
   assert 'time, by FLOPs' in printed and '0:01:00' in printed and 'total 1:01:00' in printed
 
 
