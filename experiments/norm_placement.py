@@ -7,7 +7,7 @@ Command:   tfm ablate experiments/norm_placement.py --workdir=runs/norm_placemen
 Cost:      1:08 h on 2 CPU cores (x86_64), with interruptions (--jobs=2).
 Expected:  post-norm in 12 layers collapses without warm-up from a rate of 0.004 on, and learns there with
            warm-up; pre-norm learns at every rate; sandwich norms are worse by 0.15 to 0.40 nats
-           (docs/results/studies/norm_placement.md).
+           (docs/results/studies/norm_placement.md). DeepNorm's arms: not measured.
 """
 
 from ml_collections import ConfigDict
