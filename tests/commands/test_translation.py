@@ -66,7 +66,7 @@ def test_evaluate_writes_hypotheses_and_metrics(workdir, capsys):
 
 
 def test_two_systems_are_compared(workdir, capsys, tmp_path):
-  """The better one has the digits reversed as they should be; and itself, nothing can be told apart."""
+  """With one that has reversed all digits; other references and what is no file of targets are refused."""
   flags = 'evaluate', f'--workdir={workdir}', '--split=test', '--metric=chrf'
   values = json.loads(tfm(capsys, *flags)[1])
   rows = [json.loads(line) for line in open(values['hypotheses'], encoding='utf-8')]

@@ -164,6 +164,12 @@ def main(args):
       print_status(f'no scores of single classes: {error}')
   if is_encoder_decoder:
     pairs, results = load.translate_split(loaded, args.split)
+    references = [reference for _, reference in pairs]
+    require(
+      others is None or references == [row['reference'] for row in others],
+      f'--against={args.against} has other references than the {len(pairs):,} of --split={args.split}; '
+      'evaluate that run on the same split',
+    )
     hypotheses = dict(track(results, f'translating {args.split}', len(pairs)))
     if not processes.is_main_process():
       return  # it writes for all
@@ -174,12 +180,7 @@ def main(args):
     path = pathlib.Path(args.workdir) / 'hypotheses' / f'{name}.jsonl'
     path.parent.mkdir(exist_ok=True)
     write_atomically(path, ''.join(json.dumps(row, ensure_ascii=False) + '\n' for row in rows))
-    own, references = [row['hypothesis'] for row in rows], [row['reference'] for row in rows]
-    require(
-      others is None or references == [row['reference'] for row in others],
-      f'--against={args.against} has other references than the {len(rows):,} of --split={args.split}; '
-      'evaluate that run on the same split',
-    )
+    own = [row['hypothesis'] for row in rows]
     for text, metric in metrics.items():
       results = metric(own, references)
       if others is not None:
@@ -202,7 +203,8 @@ def read_others(file: str, metrics: Mapping[str, Metric]) -> list[dict]:
       f'--metric={text} has no test of two systems, which --against needs; use bleu, tokenized_bleu or chrf',
     )
   try:
-    rows = [json.loads(line) for line in pathlib.Path(file).read_text(encoding='utf-8').splitlines()]
+    with open(file, encoding='utf-8') as lines:  # texts may hold other ends of lines, at which str splits
+      rows = [json.loads(line) for line in lines]
     return [dict(hypothesis=row['hypothesis'], reference=row['reference']) for row in rows]
   except (OSError, ValueError, KeyError, TypeError) as error:
     raise ValueError(

@@ -112,7 +112,7 @@ def test_one_noisy_arm_costs_the_level_less_than_without_the_check():
       checked.append(any(each.finding in ('higher', 'lower') for each in analysis.comparisons.values()))
     rates[seeds] = alone, np.mean(checked)
   for seeds, percent in NOISY_LEVELS.items():
-    assert rates[seeds][1] == pytest.approx(percent / 100, abs=0.04)
+    assert rates[seeds][1] == pytest.approx(percent / 100, abs=0.01)
   assert rates[3][0] > 0.12 and rates[3][1] < 0.16
   assert rates[5][0] > 0.12 and rates[5][1] < 0.09
 

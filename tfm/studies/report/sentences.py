@@ -16,10 +16,10 @@ from tfm.studies.study import split_last
 
 
 # The verdicts on arms whose runs finished, or diverged.
-WORDS = 'better', 'worse', 'same', 'undecided', 'not compared'
+VERDICTS = 'better', 'worse', 'same', 'undecided', 'not compared'
 # Seeds → percent of studies of six equal arms, one of them seven times as noisy, that show a difference
 # (simulated: tests/studies/statistics/test_power.py).
-NOISY_LEVELS = {2: 19, 3: 13}
+NOISY_LEVELS = {2: 18, 3: 14}
 PERCENT = f'{LEVEL:.0%}'.replace('%', ' %')
 
 
@@ -53,9 +53,10 @@ def _describe_series(results: dict, ranking: Ranking) -> list[str]:
       of_series.setdefault(tuple(names), []).append(row)
   parts = []
   for (series, base), judged in of_series.items():
-    found = {word: [row for row in judged if row.verdict == word] for word in WORDS}
+    found = {word: [row for row in judged if row.verdict == word] for word in VERDICTS}
+    every = 'both' if len(judged) == 2 else f'all {len(judged)}'
     counts = [
-      f'{word} at {"all" if len(rows) == len(judged) else f"{len(rows)} of"} {len(judged)} {kind}'
+      f'{word} at {every if len(rows) == len(judged) else f"{len(rows)} of {len(judged)}"} {kind}'
       + _format_range(rows, ranking) * (word in ('better', 'worse'))
       for word, rows in found.items()
       if rows
@@ -86,7 +87,7 @@ def _describe_comparisons(base: str, results: dict, ranking: Ranking) -> list[st
   where outcomes are yes or no.
   """
   compared = [row for row in ranking.rows if row.compared_with == base and row.judged]
-  by_word = {word: [row for row in compared if row.verdict == word] for word in WORDS}
+  by_word = {word: [row for row in compared if row.verdict == word] for word in VERDICTS}
   parts = []
   if ranking.criterion.solved_at is not None:
     share = ranking.findings.outcomes.get(base)

@@ -77,7 +77,8 @@ def fit_contrasts(values: Mapping[str, Values], pairs: Sequence[tuple[str, str]]
     is_estimable = np.allclose(wanted @ np.linalg.pinv(design) @ design, wanted)
     if df > 0 and is_estimable:
       with warnings.catch_warnings():
-        warnings.simplefilter('ignore', UserWarning)  # that other parameters than the wanted ones may be free
+        # Other parameters than the wanted differences may be free.
+        warnings.filterwarnings('ignore', 'The design matrix is rank-deficient')
         model = OLS([value for *_, value in cells], design).fit()
       covariance = wanted @ model.normalized_cov_params @ wanted.T
       scale = np.sqrt(np.diag(covariance))

@@ -81,13 +81,13 @@ def judge_arms(
   """
   finished = {arm: of_arm for arm, of_arm in values.items() if of_arm}
   pairs = {arm: base for arm, base in bases.items() if {arm, base} <= set(finished)}
-  is_solved_or_not = criterion.solved_at is not None
-  families = 2 if any(diverged.values()) and not is_solved_or_not else 1
-  analysis = compare_arms(finished, pairs, None if is_solved_or_not else criterion.margin, families)
+  counts_solved = criterion.solved_at is not None
+  families = 2 if any(diverged.values()) and not counts_solved else 1
+  analysis = compare_arms(finished, pairs, None if counts_solved else criterion.margin, families)
 
   def outcome(arm):
     good = values[arm].values()
-    if is_solved_or_not:
+    if counts_solved:
       good = filter(criterion.is_solved, good)
     return Share(len([*good]), len(values[arm]) + diverged.get(arm, 0))
 
@@ -98,7 +98,7 @@ def judge_arms(
   def judge(arm, base):
     comparison = analysis.comparisons.get(arm)
     by_outcome = _judge_outcomes(outcomes[arm], outcomes[base], ps[arm], families * len(ps), comparison)
-    if is_solved_or_not:
+    if counts_solved:
       return by_outcome
     if not diverged.get(arm) and not diverged.get(base):
       return _judge_comparison(analysis, arm, criterion)
