@@ -39,7 +39,7 @@ def get_study(arg: str = '') -> Study:
     arms=arms,
     base=f'standard + {WIDTHS[0]}',
     against=compare_within(arms, 'standard'),
-    seeds=2,
+    seeds=3,
     learning_rates=(1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2),
     measures=('initialization',),
   )

@@ -34,7 +34,7 @@ def get_study(arg: str = '') -> Study:
     architecture='encoder', layers=2, width=64, heads=4, position='learned', pooling='first'
   )
   config.optimizer = dict(learning_rate=3e-3, schedule='cosine', warmup=50)
-  config.training = dict(steps=600, batch_size=32, evaluate_every=150)
+  config.training = dict(steps=1000, batch_size=32, evaluate_every=200)
   return Study(
     question='What do sparse and low-rank attentions lose as encoders on retrieval?',
     literature=(

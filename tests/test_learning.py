@@ -1,6 +1,7 @@
-"""The model learns: held-out bits per byte against n-gram counts."""
+"""The model learns: held-out bits per byte against n-gram counts; and the demo decides."""
 
 import os
+import re
 import subprocess
 import sys
 
@@ -49,3 +50,18 @@ def test_half_of_the_demo_beats_unigrams_and_bigrams(root, tmp_path):
   print(f'validation bits per byte: unigram {unigram:.3f}, bigram {bigram:.3f}, model {bits_per_byte:.3f}')
   assert bigram < unigram
   assert bits_per_byte < 0.8 * bigram
+
+
+@pytest.mark.slow
+def test_the_demo_ends_as_the_readme_says(root, tmp_path):
+  """The same findings in the same order; digits may differ from machine to machine."""
+  readme = (root / 'README.md').read_text(encoding='utf-8')
+  quoted = ' '.join(re.findall(r'^> (.*)$', readme, re.MULTILINE))
+  command = [sys.executable, '-m', 'tfm', 'ablate', 'experiments/position.py:demo', f'--workdir={tmp_path}']
+  subprocess.run(command, cwd=root, env=os.environ | dict(XLA_FLAGS=''), check=True, timeout=1500)
+  report = (tmp_path / 'report.md').read_text(encoding='utf-8')
+  number = re.compile(r'\d+\.\d+')
+  print(quoted, report[:600], sep='\n')
+  assert number.sub('#', quoted) in number.sub('#', report)
+  found = number.findall(next(line for line in report.splitlines() if line.startswith('rope has')))
+  np.testing.assert_allclose(*[[float(n) for n in ns] for ns in (found, number.findall(quoted))], atol=0.02)

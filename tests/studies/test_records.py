@@ -8,9 +8,10 @@ from ml_collections import ConfigDict
 
 from tfm.analysis import estimate
 from tfm.config.assemble import Experiment
-from tfm.studies import finished_runs, runner, store
+from tfm.studies import finished_runs, store
 from tfm.studies import results_table as study_results
 from tfm.studies.measures.protocol import Value
+from tfm.studies.step_times import measure_step_seconds
 from tfm.studies.study import Study
 
 
@@ -29,7 +30,7 @@ def test_step_time_is_measured_once(tiny, tmp_path, monkeypatch):
   )
 
   def paced(keep, *names):
-    return runner.measure_step_seconds(study, tmp_path, keep, {name: arms[name] for name in ('base', *names)})
+    return measure_step_seconds(study, tmp_path, keep, {name: arms[name] for name in ('base', *names)})
 
   assert paced(True) == dict(base=1.0) and calls == []
   assert paced(True, 'alibi') == dict(base=1.0, alibi=2.0)

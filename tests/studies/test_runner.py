@@ -258,6 +258,11 @@ def test_invalid_metrics_and_measures_are_rejected_before_training(tiny, fields,
       (),
       r'from 0.003, and the study has learning_rates=\(\)',
     ),
+    (
+      dict(rate=1e-3, rates=dict(reached={'0.001': 2.0}, runs=3)),
+      (1e-3,),
+      'has a learning rate selected with runs_per_rate=3, and the study has runs_per_rate=1; set it back',
+    ),
   ],
 )
 def test_changed_learning_rates_are_rejected(file, done, tmp_path, changed, rates, sentence):
@@ -311,6 +316,32 @@ def test_learning_rates_are_selected_with_another_seed(file, tmp_path):
       ]
       == arm['rate']
     )
+
+
+def test_a_rate_counts_by_the_mean_of_its_runs_and_not_if_one_diverges(file, tmp_path, monkeypatch):
+  """0.03 would be chosen by its first run, 0.01 by its second; two runs choose 0.003."""
+  losses = {0.001: (3.0, 3.0), 0.003: (2.0, 2.2), 0.01: (2.6, 1.9), 0.03: (1.0, None)}
+  reached, trained = {}, []
+
+  def train(runs, record):
+    for key, run in runs.items():
+      loss = losses[run.config.optimizer.learning_rate][run.config.seed - runner.SELECTION_SEED]
+      trained.append(run.workdir)
+      if loss is None:
+        record['diverged'][key] = 'the loss is nan'
+      reached[run.workdir] = dict(loss=loss)
+
+  monkeypatch.setattr(runner, 'train_runs', train)
+  monkeypatch.setattr(store, 'final_metrics', lambda workdir: reached[workdir])
+  study = dataclasses.replace(studies.load_study(file), learning_rates=(*losses,), runs_per_rate=2)
+  arm = Arm('rope', {}, Experiment(resolve_config(complete(study.config))), {}, 0, 0.0, 0)
+  selected = runner.select_learning_rate(study, arm, tmp_path, record := {})
+  assert 0.001 < selected.config.optimizer.learning_rate < 0.01
+  assert record['rates'] == dict(
+    runs=2, rungs={}, reached={'0.001': 3.0, '0.003': 2.1, '0.01': 2.25}, diverged={'0.03': 'the loss is nan'}
+  )
+  assert len({*trained}) == 8
+  assert study.selection_runs == 8
 
 
 @pytest.mark.slow

@@ -59,6 +59,7 @@ def main(args: argparse.Namespace) -> int:
   from tfm.studies.report.page import write_report
   from tfm.studies.report.tables import format_ranking
   from tfm.studies.results_table import collect_study
+  from tfm.studies.step_times import measure_step_seconds
   from tfm.training.progress_line import print_status
 
   study, workdir = args.study, pathlib.Path(args.workdir)
@@ -74,7 +75,7 @@ def main(args: argparse.Namespace) -> int:
   all_arms = plan_arms(
     study,
     [name for name in study.arms if name in selected or store.has_started(store.arm_dir(workdir, name))],
-    functools.partial(runner.measure_step_seconds, study, workdir, not (args.dry_run or args.report)),
+    functools.partial(measure_step_seconds, study, workdir, not (args.dry_run or args.report)),
   )
   arms = {name: arm for name, arm in all_arms.items() if name in selected}
   runner.check_measures(study, all_arms)

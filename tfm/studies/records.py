@@ -4,7 +4,7 @@ import typing
 from typing import Any, TypedDict
 
 from tfm.errors import require
-from tfm.spec import NonNegativeFloat, PositiveFloat, shorten, unsuitable_reason
+from tfm.spec import NonNegativeFloat, PositiveFloat, PositiveInt, shorten, unsuitable_reason
 
 
 class Machine(TypedDict):
@@ -23,8 +23,9 @@ class Outcome(TypedDict, total=False):
 
 
 class Rates(Outcome, total=False):
-  """The outcome of the rates in full, and of each rung by its steps."""
+  """The outcome of the rates in full, and of each rung by its steps; runs: at each rate (1 if missing)."""
 
+  runs: PositiveInt
   rungs: dict[int, Outcome]
 
 

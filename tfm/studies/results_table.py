@@ -49,6 +49,7 @@ def collect_study(
     equal_within=study.equal_within,
     solved_at=study.solved_at,
     learning_rates=list(study.learning_rates),
+    runs_per_rate=study.runs_per_rate,
     scales=list(study.scales),
     tasks=list(study.tasks),
     match=study.match,

@@ -10,15 +10,11 @@ from typing import Any
 
 import jax
 
-from tfm.analysis import estimate
 from tfm.analysis.validation_metrics import list_validation_metrics
 from tfm.config.assemble import Experiment
-from tfm.config.difference import list_differences
-from tfm.config.overlay import complete
-from tfm.config.resolve import resolve_config
 from tfm.config.schema import leaves
 from tfm.config.validate import validate_ensemble
-from tfm.errors import parsing, require, suggest
+from tfm.errors import require, suggest
 from tfm.runs import load
 from tfm.runs.lock import lock_free_folders
 from tfm.runs.run_dir import RunDir
@@ -35,7 +31,7 @@ from tfm.training.reporters import Diverged
 
 _log = logging.getLogger(__name__)
 
-# The seed of the runs that select a learning rate; the report has no such seed.
+# The seed of the first run that selects a learning rate; the report has no such seeds.
 SELECTION_SEED = 1_000_000
 
 
@@ -139,56 +135,15 @@ def check_resumable(study: Study, arms: Mapping[str, Arm], workdir: pathlib.Path
           f'the arm {arm.name!r} in {folder} has a learning rate {origin}, and the study has '
           f'learning_rates={study.learning_rates}; set them back or use a new --workdir',
         )
+        runs = (record.get('rates') or {}).get('runs', 1)
+        require(
+          not tried or runs == study.runs_per_rate,
+          f'the arm {arm.name!r} in {folder} has a learning rate selected with runs_per_rate={runs}, and the '
+          f'study has runs_per_rate={study.runs_per_rate}; set it back or use a new --workdir',
+        )
         rate = record.get('rate', arm.config.optimizer.learning_rate)
         run = RunDir.from_config(with_learning_rate(arm, rate).config, seed, folder / f'seed{seed}')
         run.checkpoint_metadata(step)
-
-
-def measure_step_seconds(
-  study: Study, workdir: pathlib.Path, save: bool, arms: Mapping[str, Experiment]
-) -> dict[str, float]:
-  """Seconds of a training step of each arm, for match='time'.
-
-  The time of each arm is measured once, alternating with the base, and stored in its time.json. So every
-  process and every later call match the arms alike.
-
-  Args:
-    save: whether new times are stored.
-
-  Raises:
-    ValueError: if a stored time belongs to another config.
-  """
-  base, times = arms[study.base].config, {}
-  folders = {name: store.arm_dir(workdir, name) for name in arms if name != study.base}
-  for name, folder in folders.items():
-    if time_of_arm := store.read_time(folder):
-      times[name], path = time_of_arm, folder / 'time.json'
-      for field, config in (('base', base), ('config', arms[name].config)):
-        with parsing(path, 'the time of an arm'):
-          old = resolve_config(complete(time_of_arm[field]))
-        old.training.steps = config.training.steps
-        lines = list_differences(old.to_dict(), config.to_dict())
-        require(
-          not lines,
-          f'{path} holds the time of another config: {"; ".join(lines)}; set it back or use a new --workdir',
-        )
-  missing = {name: arms[name] for name in folders if name not in times}
-  measured = estimate.measure_steps_in_turns(arms[study.base], missing, study.seeds) if missing else {}
-  for name, (seconds, base_seconds) in measured.items():
-    times[name] = dict(
-      seconds=seconds,
-      base_seconds=base_seconds,
-      machine=describe_machine()['machine'],
-      config=arms[name].config.to_dict(),
-      base=base.to_dict(),
-    )
-    if save:
-      times[name] = store.write_time(folders[name], times[name])
-  # Only the ratio to the base counts: other load on the machine slows both.
-  unit = next(iter(times.values()))['base_seconds'] if times else 1.0
-  return {study.base: unit} | {
-    name: unit * entry['seconds'] / entry['base_seconds'] for name, entry in times.items()
-  }
 
 
 def is_finished(study: Study, arm: Arm, folder: pathlib.Path) -> bool:
@@ -323,8 +278,8 @@ def measure_arm(
 
 
 def select_learning_rate(study: Study, arm: Arm, folder: pathlib.Path, record: dict[str, Any]) -> Arm:
-  """The arm at its best learning rate: between those of `study.learning_rates`, by one run each at
-  `SELECTION_SEED`.
+  """The arm at its best learning rate: between those of `study.learning_rates`, by
+  `study.runs_per_rate` runs each from `SELECTION_SEED` on.
 
   Before the rates that remain train in full, each of `study.rungs` drops half of them.
 
@@ -338,6 +293,7 @@ def select_learning_rate(study: Study, arm: Arm, folder: pathlib.Path, record: d
   outcome, rates = record.setdefault('rates', {}), sorted(study.learning_rates)
   shorter = [with_steps(arm, fraction) for fraction in study.rungs]
   rungs = {str(each.config.training.steps): each for each in shorter}
+  outcome['runs'] = study.runs_per_rate
   outcome['rungs'] = {steps: outcome.get('rungs', {}).get(steps, {}) for steps in rungs}
   for steps, rung in rungs.items():
     reached = try_rates(study, rung, rates, folder / f'rung{steps}', outcome['rungs'][steps])
@@ -356,7 +312,7 @@ def select_learning_rate(study: Study, arm: Arm, folder: pathlib.Path, record: d
 def try_rates(
   study: Study, arm: Arm, rates: Sequence[float], folder: pathlib.Path, outcome: dict[str, Any]
 ) -> dict[float, float]:
-  """Rate → the metric that the arm reaches, for those that do not diverge.
+  """Rate → the metric that the arm reaches in the mean of its runs, for rates at which none diverges.
 
   Args:
     folder: of the folders of the runs.
@@ -366,14 +322,23 @@ def try_rates(
     Diverged: if every rate diverged.
   """
   runs = {
-    f'{rate:g}': RunDir.from_config(
-      with_learning_rate(arm, rate).config, SELECTION_SEED, folder / f'rate{rate:g}'
+    (f'{rate:g}', i): RunDir.from_config(
+      with_learning_rate(arm, rate).config, SELECTION_SEED + i, folder / f'rate{rate:g}{f"_run{i}" * (i > 0)}'
     )
     for rate in rates
+    for i in range(study.runs_per_rate)
   }
-  outcome['reached'] = {
-    rate: store.final_metrics(runs[rate].workdir)[study.metric] for rate in train_runs(runs, outcome)
-  }
+  known = outcome.get('diverged', {})
+  lost = dict(diverged={key: known[key[0]] for key in runs if key[0] in known})
+  try:
+    train_runs(runs, lost)
+  finally:
+    outcome['diverged'] = {rate: reason for (rate, _), reason in lost['diverged'].items()}
+  reached = {}
+  for (rate, _), run in runs.items():
+    if rate not in outcome['diverged']:
+      reached.setdefault(rate, []).append(store.final_metrics(run.workdir)[study.metric])
+  outcome['reached'] = {rate: sum(of_runs) / len(of_runs) for rate, of_runs in reached.items()}
   if not outcome['reached']:
     raise Diverged(f'the arm diverged at every one of learning_rates={tuple(rates)}')
   return {float(rate): value for rate, value in outcome['reached'].items()}

@@ -53,8 +53,10 @@ class Study:
     solved_at: the value of the metric from which on a run has solved the task, where outcomes are all or
       nothing: arms are compared in the share of their seeds that do; None: in the metric itself.
     measures: what to measure on the trained runs beyond validation, as specs of tfm/studies/measures.
-    learning_rates: each arm trains at its best rate between these, found with one run each at a seed that is
-      not reported; (): all arms train at the rate of their config.
+    learning_rates: each arm trains at its best rate between these, found with runs at seeds that are not
+      reported; (): all arms train at the rate of their config.
+    runs_per_rate: how many of them at each rate, which counts by their mean. One run may do well by luck at a
+      rate near which arms collapse; a rate at which any run diverges is not chosen.
     scales: the names on the last axis of `product`: sizes at which every arm is trained, three or more; the
       report fits the curve of loss against compute of each; (): no curves.
     tasks: the names on the last axis of `product`, two or more tasks of a suite; the report aggregates the
@@ -81,6 +83,7 @@ class Study:
   solved_at: float | None = None
   measures: tuple[str, ...] = ()
   learning_rates: tuple[PositiveFloat, ...] = ()
+  runs_per_rate: Annotated[int, Interval(ge=1, le=MAX_SEEDS)] = 1
   rungs: tuple[Annotated[float, Interval(gt=0, lt=1)], ...] = ()
   scales: tuple[str, ...] = ()
   tasks: tuple[str, ...] = ()
@@ -121,7 +124,7 @@ class Study:
     for fraction in self.rungs:
       cost += fraction * count
       count = count_survivors(count)
-    return cost + count
+    return self.runs_per_rate * (cost + count)
 
   def _check_comparisons(self):
     if self.base not in self.arms:
@@ -197,6 +200,10 @@ class Study:
       raise ValueError(
         f'learning_rates={self.learning_rates} has a duplicate (compared to six digits); remove it'
       )
+    require(
+      self.runs_per_rate == 1 or self.learning_rates,
+      f'runs_per_rate={self.runs_per_rate} are to choose a learning rate; set learning_rates, or remove it',
+    )
     if self.rungs and len(self.learning_rates) < 4:
       raise ValueError(
         f'rungs={self.rungs} keep three rates, and there are {len(self.learning_rates)} learning_rates; use '

@@ -46,6 +46,16 @@ def test_a_rate_at_an_end_of_its_range(rate, side):
   assert [f'rate of alibi is the {side}' in line for line in found] == [True] * (side is not None)
 
 
+@pytest.mark.parametrize('chosen, is_lucky', [(1.5, True), (2.29, False)])
+def test_a_rate_that_a_lucky_run_chose(chosen, is_lucky):
+  """No seed at the rate comes near the run that chose it."""
+  study_results = results(dict(rope=0.0, alibi=0.3), learning_rates=[0.001, 0.002, 0.004])
+  for arm, best in zip(study_results['arms'], (2.0, chosen)):
+    arm |= dict(rate=0.002, rates=dict(reached={'0.001': 9.0, '0.002': best, '0.004': 9.0}, diverged={}))
+  found = caveats(study_results, 'chose the rate')
+  assert ['alibi reached 1.5' in line for line in found] == [True] * is_lucky
+
+
 def test_arms_that_start_with_all_tokens_alike():
   study_results = results(dict(rope=0.0, alibi=0.3))
   for arm, cosine in (('rope', 0.1), ('alibi', 0.95)):

@@ -14,6 +14,9 @@ from tfm.studies.report.wording import format_number, join_names
 # A loss falls steeply if it falls by more than these in the last fifth of the steps: part of its size, and
 # deviations over seeds.
 STEEP, LAST = (0.01, 2.0), 0.8
+# The run that chose the rate of an arm was lucky if it is better than all its seeds by more than these: part
+# of its size, and deviations over seeds.
+LUCKY = 0.02, 4.0
 # Above this mean cosine of two tokens before the first step, the layers have made all tokens alike.
 ALIKE = 0.9
 # Below so many tokens of evaluation text, differences depend on which text it is.
@@ -24,6 +27,7 @@ def list_caveats(results: dict, ranking: Ranking) -> list[str]:
   """A sentence on each reason to doubt the ranking."""
   return [
     *_warn_of_rates(results),
+    *_warn_of_lucky_rates(results, ranking),
     *_warn_of_initialization(results),
     *_warn_of_steep_curves(results, ranking),
     *_warn_of_crossing_curves(results, ranking),
@@ -49,6 +53,25 @@ def _warn_of_rates(results: dict) -> Iterator[str]:
       yield (
         f'The best learning rate of {join_names(arms)} is the {side} that was tried; a wider range may be '
         'better.'
+      )
+
+
+def _warn_of_lucky_rates(results: dict, ranking: Ranking) -> Iterator[str]:
+  """Arms of which the run that chose the learning rate learned, and no seed does as well by far."""
+  within = ranking.findings.analysis.within
+  sign = 1 if results['study']['lower_is_better'] else -1
+  runs = results['study'].get('runs_per_rate', 1)
+  noun = 'run that chose' if runs == 1 else f'mean of the {runs} runs that chose'
+  reached = {arm['name']: (arm.get('rates') or {}).get('reached', {}).values() for arm in results['arms']}
+  for row in ranking.rows:
+    if not (within and reached[row.name] and row.values):
+      continue
+    chosen, best = (min(of, key=lambda x: sign * x) for of in (reached[row.name], row.values.values()))
+    if sign * (best - chosen) > max(LUCKY[0] * abs(chosen), LUCKY[1] * within.deviation):
+      yield (
+        f'The {noun} the rate of {row.name} reached {format_number(chosen, ranking.places)}, and the best of '
+        f'its seeds reaches {format_number(best, ranking.places)}: at this rate it depends on the seed what '
+        'the arm learns, and its rank tells of the rate (runs_per_rate=…).'
       )
 
 

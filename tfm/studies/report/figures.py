@@ -57,7 +57,7 @@ def list_plots(results: dict, ranking: Ranking) -> Iterator[Plot]:
 def _list_rates(results: dict, ranking: Ranking, label: str) -> Iterator[Plot]:
   """The metric of each arm at each learning rate tried, if there are any."""
   arms, is_lower = {arm['name']: arm for arm in results['arms']}, ranking.criterion.lower_is_better
-  lines, optima = [], {}
+  lines, optima, runs = [], {}, results['study'].get('runs_per_rate', 1)
   for row in ranking.rows:
     tried = (arms[row.name].get('rates') or {}).get('reached', {})
     reached = {rate: value for rate, value in sorted((float(r), v) for r, v in tried.items())}
@@ -69,8 +69,8 @@ def _list_rates(results: dict, ranking: Ranking, label: str) -> Iterator[Plot]:
     yield Plot(
       'rates',
       to_title(f'{results["study"]["metric"]} against learning rate'),
-      'One run at each rate that was tried in full; the ring is the rate of the arm, at the extremum of the '
-      'parabola through the best and its neighbours.',
+      f'{"One run" if runs == 1 else f"The mean of {runs} runs"} at each rate that was tried in full; the '
+      'ring is the rate of the arm, at the extremum of the parabola through the best and its neighbours.',
       lambda width: plots.draw_rates(lines, optima, label, width),
     )
 

@@ -1,6 +1,7 @@
 """The tables of a report: the ranking, the arms, means over x, and the other metrics; all cells are text."""
 
 import io
+import math
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -205,7 +206,8 @@ def tabulate_rates(results: dict, ranking: Ranking) -> XTable | None:
   outcomes = {arm['name']: _list_outcomes(arm, ranking.places) for arm in results['arms']}
   rates = sorted({rate for of_arm in outcomes.values() for rate in of_arm}, key=float)
   rows = [(row.name, [outcomes[row.name].get(rate, '–') for rate in rates]) for row in ranking.rows]
-  metric, cells = results['study']['metric'], 'one run each (untested)'
+  metric, runs = results['study']['metric'], results['study'].get('runs_per_rate', 1)
+  cells = 'one run each (untested)' if runs == 1 else f'means of {runs} runs each (untested)'
   return XTable(metric, 'learning rate', cells, rates, rows) if rates else None
 
 
@@ -251,6 +253,8 @@ def settings_formatter(results: dict, ranking: Ranking) -> Callable[[str], dict]
   """
   arms = {arm['name']: arm for arm in results['arms']}
   floor, is_lower = ranking.findings.analysis.floor, ranking.criterion.lower_is_better
+  runs = results['study'].get('runs_per_rate', 1)
+  noise = floor and Spread(floor.deviation / math.sqrt(runs), floor.df)  # of a mean of the runs at a rate
 
   def format_settings(name):
     arm = arms[name]
@@ -258,7 +262,7 @@ def settings_formatter(results: dict, ranking: Ranking) -> Callable[[str], dict]
       changes=[(path, repr(value)) for path, value in arm['changes'].items()],
       matched=[(path, repr(before), repr(after)) for path, (before, after) in arm['matched'].items()],
       costs=[(label, _format_cost(key, arm.get(key))) for key, label in figures.COSTS.items()],
-      rate=_format_rate(arm, floor, is_lower),
+      rate=_format_rate(arm, noise, is_lower),
     )
 
   return format_settings
@@ -270,16 +274,16 @@ def _format_cost(key: str, cost: float | None) -> str:
   return f'{cost:,}' if key == 'parameters' else EngFormatter(places=2, sep=' ')(cost)
 
 
-def _format_rate(arm: dict, floor: Spread | None, lower_is_better: bool) -> str:
+def _format_rate(arm: dict, noise: Spread | None, lower_is_better: bool) -> str:
   """'0.0042 [0.0031, 0.0058]': the selected rate, and the interval of the best one."""
   if arm.get('rate') is None:
     return '–'
   reached = {float(rate): value for rate, value in (arm.get('rates') or {}).get('reached', {}).items()}
   tried = [*map(float, list_rates_tried(arm))]
   interval = None
-  if floor and floor.deviation and reached:
+  if noise and noise.deviation and reached:
     best = find_optimum(reached, tried, lower_is_better).best
-    interval = find_interval(reached, tried, best, floor)
+    interval = find_interval(reached, tried, best, noise)
   return f'{arm["rate"]:g}' + (' [{:.2g}, {:.2g}]'.format(*interval) if interval else '')
 
 
