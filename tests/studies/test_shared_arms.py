@@ -1,5 +1,7 @@
 """Several processes of one study."""
 
+import types
+
 import pytest
 
 from tfm.config.overlay import complete
@@ -32,6 +34,17 @@ def test_an_arm_that_another_process_trains_is_left_to_it(book, tmp_path, monkey
   assert trained == ['none'] and not store.read_arm(folder)
   runner.run_study(study, arms, tmp_path)  # the lock is free again
   assert trained == ['none', 'rope', 'none']
+
+
+def test_slices_share_the_work_and_every_arm_is_in_one():
+  """Of small and large arms in turns, every second would be all large ones."""
+  flops = dict(small=1.0, large=8.0, other_small=2.0, other_large=9.0, middle=4.0)
+  arms = {name: types.SimpleNamespace(name=name, flops=of_arm, tokens=10) for name, of_arm in flops.items()}
+  shares = [jobs.slice_arms(arms, f'{i}/2') for i in (0, 1)]
+  assert [[*share] for share in shares] == [['small', 'other_small', 'other_large'], ['large', 'middle']]
+  alone = [jobs.slice_arms(arms, f'{i}/7') for i in range(7)]
+  assert sorted(name for share in alone for name in share) == sorted(arms) and max(map(len, alone)) == 1
+  assert jobs.slice_arms(arms, None) == arms
 
 
 @pytest.mark.parametrize('flag', [['--jobs', '2'], ['--jobs=2']])

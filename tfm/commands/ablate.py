@@ -33,7 +33,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
   add(
     '--slice',
     metavar='I/N',
-    help='train only every N-th arm, starting at arm I (from 0), for several machines that share DIR',
+    help='train only share I (from 0) of N of the arms, of about equal cost, for machines that share DIR',
   )
   add(
     '--jobs',

@@ -45,7 +45,7 @@ def arguments(parser):
   what.add_argument('--serve', action='store_true', help='serve the run of --workdir, by kubernetes')
   what.add_argument('--study', metavar='FILE[:args]', help='as for tfm ablate, instead of --config')
   parser.add_argument(
-    '--slices', type=int, metavar='N', help='of a study: number of tasks, each with every N-th arm'
+    '--slices', type=int, metavar='N', help='of a study: number of tasks, each with a share of the arms'
   )
   parser.add_argument(
     '--workdir', required=True, metavar='DIR', help='a folder that all machines see, or gs://BUCKET/…'

@@ -40,7 +40,10 @@ def use_cpu_cores_as_devices(study: Study) -> None:
 
 
 def slice_arms(arms: dict[str, Arm], text: str | None) -> dict[str, Arm]:
-  """Every N-th arm, starting at arm I, for 'I/N'; all for None.
+  """Share I of N of the arms for 'I/N', of about the same FLOPs as the others; all arms for None.
+
+  The arms are dealt out, the most expensive ones first, each to the share that costs least so far. So every
+  process finds the same shares.
 
   Raises:
     ValueError: for another format.
@@ -52,7 +55,12 @@ def slice_arms(arms: dict[str, Arm], text: str | None) -> dict[str, Arm]:
     first.isdigit() and count.isdigit() and int(first) < int(count),
     f'--slice={text} must be I/N with I < N, such as 0/4 for the first of four slices',
   )
-  return dict(list(arms.items())[int(first) :: int(count)])
+  costs, shares = [0.0] * int(count), [set() for _ in range(int(count))]
+  for arm in sorted(arms.values(), key=lambda arm: arm.flops * arm.tokens, reverse=True):
+    cheapest = costs.index(min(costs))
+    costs[cheapest] += arm.flops * arm.tokens
+    shares[cheapest].add(arm.name)
+  return {name: arm for name, arm in arms.items() if name in shares[int(first)]}
 
 
 def run_jobs(words: Sequence[str], jobs: int, workdir: pathlib.Path) -> list[int]:
