@@ -3,7 +3,7 @@
 Question:  Does the best learning rate move with the width, by the standard parametrization and by muP?
 Source:    Yang et al. 2022 (Tensor Programs V, figures 1 and 3, and Table 8).
 Command:   tfm ablate experiments/mup.py --workdir=runs/mup
-Cost:      0:09 h on 2 CPU cores (x86_64) with --jobs=2.
+Cost:      0:20 h on 2 CPU cores (x86_64) with --jobs=2, beside other work.
 Expected:  by muP the best rate is 0.010 to 0.014 at all widths, by the standard parametrization it falls from
            0.012 to at most 0.001; at its own rate no width is shown to be better by either.
 """
