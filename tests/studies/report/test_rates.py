@@ -1,0 +1,28 @@
+"""Learning rates that several runs chose."""
+
+import math
+
+from tests.studies.report.made_up import results
+from tfm.studies.learning_rates import find_interval
+from tfm.studies.report.figures import list_plots
+from tfm.studies.report.ranking import rank_arms
+from tfm.studies.report.tables import tabulate_rates, tabulate_settings
+from tfm.studies.statistics.summary import Spread
+
+
+REACHED = {0.001: 2.03, 0.002: 2.0, 0.004: 2.02}
+
+
+def test_a_mean_of_runs_is_called_so_and_bounds_the_rate_more_closely():
+  study_results = results(dict(rope=0.0, alibi=0.3), learning_rates=[*REACHED], runs_per_rate=4)
+  for arm in study_results['arms']:
+    rates = dict(reached={f'{rate:g}': loss for rate, loss in REACHED.items()}, diverged={}, runs=4)
+    arm |= dict(rate=0.00219, rates=rates)
+  ranking = rank_arms(study_results)
+  [plot] = [plot for plot in list_plots(study_results, ranking) if plot.name == 'rates']
+  assert plot.caption.startswith('The mean of 4 runs at each rate that was tried')
+  assert tabulate_rates(study_results, ranking).cells == 'means of 4 runs each (untested)'
+  floor = ranking.findings.analysis.floor
+  low, high = find_interval(REACHED, [*REACHED], 0.002, Spread(floor.deviation / math.sqrt(4), floor.df))
+  _, *rates = zip(*(row for _, row in tabulate_settings(study_results, ranking)['rows']))
+  assert rates[-1] == (f'0.00219 [{low:.2g}, {high:.2g}]',) * 2
