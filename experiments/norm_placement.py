@@ -5,10 +5,11 @@ Source:    Vaswani et al. 2017 (post); Xiong et al. 2020 (pre, and why post need
            §2.2 (sandwich); Wang et al. 2022 (DeepNorm: post-norm with a larger stream and smaller weights).
 Command:   tfm ablate experiments/norm_placement.py --workdir=runs/norm_placement
            tfm ablate experiments/norm_placement.py:deepnorm --workdir=runs/deepnorm   (DeepNorm in 12 layers)
-Cost:      1:08 h on 2 CPU cores (x86_64), with interruptions (--jobs=2); deepnorm: not measured.
+Cost:      1:08 h on 2 CPU cores (x86_64), with interruptions (--jobs=2); deepnorm: 0:45 h.
 Expected:  post-norm in 12 layers collapses without warm-up from a rate of 0.004 on, and learns there with
            warm-up; pre-norm learns at every rate; sandwich norms are worse by 0.15 to 0.40 nats
-           (docs/results/studies/norm_placement.md). deepnorm: not measured.
+           (docs/results/studies/norm_placement.md). deepnorm: with warm-up post-norm is ahead of pre-norm by
+           0.115 nats and of DeepNorm by 0.217; at once DeepNorm learns in four of five seeds at a higher rate.
 """
 
 from ml_collections import ConfigDict
