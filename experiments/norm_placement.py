@@ -9,7 +9,7 @@ Cost:      1:08 h on 2 CPU cores (x86_64), with interruptions (--jobs=2); deepno
 Expected:  post-norm in 12 layers collapses without warm-up from a rate of 0.004 on, and learns there with
            warm-up; pre-norm learns at every rate; sandwich norms are worse by 0.15 to 0.40 nats
            (docs/results/studies/norm_placement.md). deepnorm: with warm-up post-norm is ahead of pre-norm by
-           0.115 nats and of DeepNorm by 0.217; at once DeepNorm learns in four of five seeds at a higher rate.
+           0.115 nats and of DeepNorm by 0.217; at once DeepNorm bears a higher rate, in four of five seeds.
 """
 
 from ml_collections import ConfigDict
