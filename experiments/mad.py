@@ -22,19 +22,21 @@ MIXERS = {
 }
 
 
-def task(name: str, length: int, arguments: str = '', tokenizer='words', objective='answers') -> dict:
+EXAMPLES = 'examples=12_800, held_out=1280'
+
+
+def task(source: str, length: int, tokenizer: str = 'words', objective: str = 'answers') -> dict:
   """The settings of a task whose longest text has `length` tokens with the end token."""
-  source = f'{name}({arguments}{", " * bool(arguments)}examples=12_800, held_out=1280)'
   return {'data.source': source, 'data.length': length, 'data.tokenizer': tokenizer, 'objective': objective}
 
 
 TASKS = {
-  'compression': task('compression', 35, objective='reconstruction'),
-  'fuzzy recall': task('fuzzy_recall', 130, 'length=128'),
-  'recall': task('in_context_recall', 130, 'length=128'),
-  'memorization': task('memorization', 34, 'length=32'),
-  'noisy recall': task('in_context_recall', 130, 'length=128, noise=0.2'),
-  'selective copy': task('selective_copy', 274, 'length=256', tokenizer='bytes'),
+  'compression': task(f'compression({EXAMPLES})', 35, objective='reconstruction'),
+  'fuzzy recall': task(f'fuzzy_recall(length=128, {EXAMPLES})', 130),
+  'recall': task(f'in_context_recall(length=128, {EXAMPLES})', 130),
+  'memorization': task(f'memorization(length=32, {EXAMPLES})', 34),
+  'noisy recall': task(f'in_context_recall(length=128, noise=0.2, {EXAMPLES})', 130),
+  'selective copy': task(f'selective_copy(length=256, {EXAMPLES})', 274, tokenizer='bytes'),
 }
 
 

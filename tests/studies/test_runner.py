@@ -14,12 +14,10 @@ import time
 import pytest
 from ml_collections import ConfigDict
 
-from tfm.analysis import estimate
 from tfm.commands import cli
 from tfm.config.assemble import Experiment
 from tfm.config.overlay import complete
 from tfm.config.resolve import resolve_config
-from tfm.evaluation.cost import StepCost
 from tfm.runs import load as runs
 from tfm.studies import finished_runs, runner, store
 from tfm.studies import study as studies
@@ -31,43 +29,6 @@ from tfm.studies.study import Study
 
 
 pytestmark = pytest.mark.rotated(3)
-
-STUDY = """
-from ml_collections import ConfigDict
-from tfm.studies.study import Study
-
-RATES = dict(rates=(1e-3, 3e-3), rungs=(1e-3, 3e-3, 1e-2, 3e-2))
-
-def get_study(arg=''):
-  config = ConfigDict()
-  config.data = dict(source="text({book!r})", tokenizer='bytes', length=16)
-  config.model = dict(layers=1, width=16, heads=2)
-  config.optimizer = dict(learning_rate=3e-3, warmup=2)
-  config.training = dict(steps=4, batch_size=8, log_every=1, evaluate_every=2, evaluation_batches=2)
-  arms = {{'rope': {{'model.position': 'rope'}}, 'learned': {{'model.position': 'learned'}}}}
-  if 'ill' in arg:
-    arms['ill'] = {{'model.initializer': 'normal(1.0)', 'model.score': 'dot(scale=3e38)'}}
-  if 'twice' in arg:
-    arms['twice'] = {{'optimizer.learning_rate': 6e-3}}
-  return Study(question='Which?', config=config, base='rope', arms=arms, seeds=2,
-               learning_rates=RATES.get(arg, ()), rungs=(0.5,) if arg == 'rungs' else (),
-               measures=('lengths((8, 16, 32), targets=64)',))
-"""
-
-
-@pytest.fixture(scope='module', autouse=True)
-def no_clock():
-  """A plan's times are measured, which takes some."""
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(estimate, 'measure_step', lambda config, seeds: StepCost(0.01, 0, 0))
-    yield
-
-
-@pytest.fixture(scope='module')
-def file(book, tmp_path_factory):
-  path = tmp_path_factory.mktemp('study') / 'which.py'
-  path.write_text(STUDY.format(book=str(book)))
-  return str(path)
 
 
 @pytest.fixture(scope='module')
@@ -301,66 +262,6 @@ def test_diverged_seeds_are_reported(file, tmp_path):
   assert cli.main(['ablate', f'{file}:ill', f'--workdir={tmp_path}', '--arms=rope,ill']) == 0
   ill = next(arm for arm in results(tmp_path)['arms'] if arm['name'] == 'ill')
   assert ill['diverged'] == [0, 1] and ill['error'] is None
-
-
-@pytest.mark.slow
-def test_learning_rates_are_selected_with_another_seed(file, tmp_path):
-  assert cli.main(['ablate', f'{file}:rates', f'--workdir={tmp_path}']) == 0
-  for arm in results(tmp_path)['arms']:
-    printed = json.loads((tmp_path / 'arms' / arm['name'] / 'arm.json').read_text())
-    reached = {float(rate): loss for rate, loss in printed['rates']['reached'].items()}
-    assert arm['rate'] == min(reached, key=reached.get)
-    assert (
-      runs.checkpoint_metadata(tmp_path / 'arms' / arm['name'] / 'seed0')['config']['optimizer'][
-        'learning_rate'
-      ]
-      == arm['rate']
-    )
-
-
-def test_a_rate_counts_by_the_mean_of_its_runs_and_not_if_one_diverges(file, tmp_path, monkeypatch):
-  """0.03 would be chosen by its first run, 0.01 by its second; two runs choose 0.003."""
-  losses = {0.001: (3.0, 3.0), 0.003: (2.0, 2.2), 0.01: (2.6, 1.9), 0.03: (1.0, None)}
-  reached, trained = {}, []
-
-  def train(runs, record):
-    for key, run in runs.items():
-      loss = losses[run.config.optimizer.learning_rate][run.config.seed - runner.SELECTION_SEED]
-      trained.append(run.workdir)
-      if loss is None:
-        record['diverged'][key] = 'the loss is nan'
-      reached[run.workdir] = dict(loss=loss)
-
-  monkeypatch.setattr(runner, 'train_runs', train)
-  monkeypatch.setattr(store, 'final_metrics', lambda workdir: reached[workdir])
-  study = dataclasses.replace(studies.load_study(file), learning_rates=(*losses,), runs_per_rate=2)
-  arm = Arm('rope', {}, Experiment(resolve_config(complete(study.config))), {}, 0, 0.0, 0)
-  selected = runner.select_learning_rate(study, arm, tmp_path, record := {})
-  assert 0.001 < selected.config.optimizer.learning_rate < 0.01
-  assert record['rates'] == dict(
-    runs=2, rungs={}, reached={'0.001': 3.0, '0.003': 2.1, '0.01': 2.25}, diverged={'0.03': 'the loss is nan'}
-  )
-  assert len({*trained}) == 8
-  assert study.selection_runs == 8
-
-
-@pytest.mark.slow
-def test_rungs_drop_rates_before_they_train_in_full(file, tmp_path, monkeypatch):
-  """Of four rates three train in full; the rate of the seeds lies between them, and nothing trains twice."""
-  assert cli.main(['ablate', f'{file}:rungs', f'--workdir={tmp_path}', '--arms=rope']) == 0
-  record = store.read_arm(tmp_path / 'arms/rope')
-  rung, full = record['rates']['rungs']['2']['reached'], record['rates']['reached']
-  assert set(rung) == {'0.001', '0.003', '0.01', '0.03'}
-  assert set(full) == set(sorted(rung, key=rung.get)[:3])
-  assert min(map(float, full)) <= record['rate'] <= max(map(float, full))
-  steps = {path.parent.name: store.last_step(path) for path in (tmp_path / 'arms/rope').glob('*/rate*')}
-  assert steps == {'rung2': 2}
-  seed = runs.checkpoint_metadata(tmp_path / 'arms/rope/seed0')['config']
-  assert seed['optimizer']['learning_rate'] == record['rate']
-  assert 'dropped after 2 steps' in (tmp_path / 'report.md').read_text()
-  monkeypatch.setattr(runner, 'train_ensemble', None)
-  assert cli.main(['ablate', f'{file}:rungs', f'--workdir={tmp_path}', '--arms=rope']) == 0
-  assert store.read_arm(tmp_path / 'arms/rope')['rates'] == record['rates']
 
 
 @pytest.mark.slow

@@ -1,0 +1,78 @@
+"""The learning rate of each arm is selected by runs at seeds that the report does not use."""
+
+import dataclasses
+import json
+
+import pytest
+
+from tfm.commands import cli
+from tfm.config.assemble import Experiment
+from tfm.config.overlay import complete
+from tfm.config.resolve import resolve_config
+from tfm.runs import load as runs
+from tfm.studies import runner, store
+from tfm.studies import study as studies
+from tfm.studies.arms import Arm
+
+
+pytestmark = pytest.mark.rotated(3)
+
+
+@pytest.mark.slow
+def test_learning_rates_are_selected_with_another_seed(file, tmp_path):
+  assert cli.main(['ablate', f'{file}:rates', f'--workdir={tmp_path}']) == 0
+  for arm in json.loads((tmp_path / 'results.json').read_text())['arms']:
+    printed = json.loads((tmp_path / 'arms' / arm['name'] / 'arm.json').read_text())
+    reached = {float(rate): loss for rate, loss in printed['rates']['reached'].items()}
+    assert arm['rate'] == min(reached, key=reached.get)
+    assert (
+      runs.checkpoint_metadata(tmp_path / 'arms' / arm['name'] / 'seed0')['config']['optimizer'][
+        'learning_rate'
+      ]
+      == arm['rate']
+    )
+
+
+def test_a_rate_counts_by_the_mean_of_its_runs_and_not_if_one_diverges(file, tmp_path, monkeypatch):
+  """0.03 would be chosen by its first run, 0.01 by its second; two runs choose 0.003."""
+  losses = {0.001: (3.0, 3.0), 0.003: (2.0, 2.2), 0.01: (2.6, 1.9), 0.03: (1.0, None)}
+  reached, trained = {}, []
+
+  def train(runs, record):
+    for key, run in runs.items():
+      loss = losses[run.config.optimizer.learning_rate][run.config.seed - runner.SELECTION_SEED]
+      trained.append(run.workdir)
+      if loss is None:
+        record['diverged'][key] = 'the loss is nan'
+      reached[run.workdir] = dict(loss=loss)
+
+  monkeypatch.setattr(runner, 'train_runs', train)
+  monkeypatch.setattr(store, 'final_metrics', lambda workdir: reached[workdir])
+  study = dataclasses.replace(studies.load_study(file), learning_rates=(*losses,), runs_per_rate=2)
+  arm = Arm('rope', {}, Experiment(resolve_config(complete(study.config))), {}, 0, 0.0, 0)
+  selected = runner.select_learning_rate(study, arm, tmp_path, record := {})
+  assert 0.001 < selected.config.optimizer.learning_rate < 0.01
+  assert record['rates'] == dict(
+    runs=2, rungs={}, reached={'0.001': 3.0, '0.003': 2.1, '0.01': 2.25}, diverged={'0.03': 'the loss is nan'}
+  )
+  assert len({*trained}) == 8
+  assert study.selection_runs == 8
+
+
+@pytest.mark.slow
+def test_rungs_drop_rates_before_they_train_in_full(file, tmp_path, monkeypatch):
+  """Of four rates three train in full; the rate of the seeds lies between them, and nothing trains twice."""
+  assert cli.main(['ablate', f'{file}:rungs', f'--workdir={tmp_path}', '--arms=rope']) == 0
+  record = store.read_arm(tmp_path / 'arms/rope')
+  rung, full = record['rates']['rungs']['2']['reached'], record['rates']['reached']
+  assert set(rung) == {'0.001', '0.003', '0.01', '0.03'}
+  assert set(full) == set(sorted(rung, key=rung.get)[:3])
+  assert min(map(float, full)) <= record['rate'] <= max(map(float, full))
+  steps = {path.parent.name: store.last_step(path) for path in (tmp_path / 'arms/rope').glob('*/rate*')}
+  assert steps == {'rung2': 2}
+  seed = runs.checkpoint_metadata(tmp_path / 'arms/rope/seed0')['config']
+  assert seed['optimizer']['learning_rate'] == record['rate']
+  assert 'dropped after 2 steps' in (tmp_path / 'report.md').read_text()
+  monkeypatch.setattr(runner, 'train_ensemble', None)
+  assert cli.main(['ablate', f'{file}:rungs', f'--workdir={tmp_path}', '--arms=rope']) == 0
+  assert store.read_arm(tmp_path / 'arms/rope')['rates'] == record['rates']
