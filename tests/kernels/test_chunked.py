@@ -11,7 +11,7 @@ import tfm.kernels
 from tfm import spec
 from tfm.conformance import collect
 from tfm.kernels import _block_plan
-from tfm.kernels._block_plan import BlockGrid, plan_visits
+from tfm.kernels._block_plan import BlockGrid, BlockSizes, plan_visits
 from tfm.kernels.protocol import Kernel
 from tfm.masks.protocol import Mask, table
 
@@ -273,3 +273,10 @@ def test_rejects_empty_blocks(text):
 def test_a_plan_of_too_many_blocks_is_refused():
   with pytest.raises(ValueError, match=r'the plan of 65,536 blocks of 256 .*\(queries=1024, keys=2048\)'):
     plan_visits(collect.mask('causal'), 'contiguous', BlockGrid(256, 512, 2**24, 2**24))
+
+
+@pytest.mark.parametrize(
+  'T, S, queries, keys', [(1, 9, 1, 9), (512, 256, 512, 256), (513, 600, 257, 200), (1024, 257, 512, 129)]
+)
+def test_blocks_are_few_and_of_about_one_size(T, S, queries, keys):
+  assert BlockSizes(queries=512, keys=256).divide(T, S) == BlockGrid(queries, keys, T, S)

@@ -164,7 +164,7 @@ def test_the_steps_of_a_ring(name, layout):
   'text, message',
   [
     ('ring(step="flashy")', "step='flashy' is unknown; known: chunked, flash"),
-    ('ring(step="flash")', 'needs blocks of one size, not queries=256, keys=512'),
+    ('ring(step="flash")', 'needs blocks of one size, not queries=512, keys=256'),
     ('ring(48, 48, step="flash")', 'block=48 must be a power of two'),
     ('ring(interpret=True)', "interpret=True is for step='flash', not for step='chunked'"),
   ],

@@ -32,13 +32,18 @@ class BlockSizes:
     ValueError: for a size below 1.
   """
 
-  queries: Size = 256
-  keys: Size = 512
+  queries: Size = 512
+  keys: Size = 256
 
   def __post_init__(self):
     for field in ('queries', 'keys'):
       if getattr(self, field) < 1:
         raise ValueError(f'{field}={getattr(self, field)} must be at least 1 token')
+
+  def divide(self, T: int, S: int) -> 'BlockGrid':
+    """T queries and S keys in as few blocks as these sizes allow, all of about one size, to pad little."""
+    queries, keys = (-(-n // -(-n // size)) for n, size in ((T, self.queries), (S, self.keys)))
+    return BlockGrid(queries, keys, T, S)
 
 
 @dataclasses.dataclass(frozen=True)

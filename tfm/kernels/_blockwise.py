@@ -7,6 +7,7 @@ block is small, and its copy stays in a cache.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from jax.ad_checkpoint import checkpoint_name
 from tfm.kernels._block_plan import BlockGrid, VisitPlan, compare_documents
 from tfm.kernels._normalizers import NORMALIZERS
 from tfm.kernels.protocol import CHECKPOINT_NAME, group_queries, ungroup_queries
+from tfm.layers.dot_product import scaled_dot
 from tfm.layers.locations import Locations, same_document
 from tfm.shapes import Array, Bool, Float, Int, PyTree
 
@@ -218,7 +220,8 @@ def input_gradients(
 ) -> tuple[Array, Array, Array, list[Array]]:
   """The contributions of these keys to the cotangents of q, k, v and the leaves of (score, bias), in float32.
 
-  One pass over the tiles recomputes their logits.
+  One pass over the tiles recomputes their logits. The sums of a block of keys and values have channels before
+  tokens, as `sum_over_queries` gives them.
 
   Args:
     plans: of `plan_visits`: the second lists the query blocks that each key block visits.
@@ -230,13 +233,20 @@ def input_gradients(
 
   def add_key_block(j, carry):
     k_j, v_j = (grid.key_block(x, j).swapaxes(1, 2) for x in (k, v))
+    d_k_j, d_v_j = (float32_zeros(x.swapaxes(2, 3)) for x in (k_j, v_j))
 
     def fold(carry, i, kind):
       q_i = group_queries(grid.query_block(q, i), k.shape[2])
 
       def tile_gradients(fully_visible):
         tile, d_out_i = _Tile(grid, inputs, i, j), group_queries(grid.query_block(d_out, i), k.shape[2])
-        logits, vjp = jax.vjp(lambda q, k, leaves: tile.logits(q, k, *rebuild(leaves)), q_i, k_j, leaves)
+
+        def compute_logits(q, k, leaves):
+          score, bias = rebuild(leaves)
+          score = score if inputs.scale is None else functools.partial(_scaled_dot, inputs.scale)
+          return tile.logits(q, k.swapaxes(2, 3), score, bias)
+
+        logits, vjp = jax.vjp(compute_logits, q_i, k_j.swapaxes(2, 3), leaves)
         visible = tile.visibility_mask(fully_visible)
         weights = normalizer.weights(logits, visible, grid.query_block(log_sum_exp, i, 3), inputs)
         d_weights = tile.apply_dropout(dot_channels(d_out_i, v_j))
@@ -245,7 +255,7 @@ def input_gradients(
         return d_q_i, d_k, sum_over_queries(tile.apply_dropout(weights).astype(v.dtype), d_out_i), d_leaves
 
       def zero_gradients():
-        return jax.tree.map(jnp.zeros_like, (q_i, k_j, v_j.astype(jnp.float32), leaves))
+        return jax.tree.map(jnp.zeros_like, (q_i, d_k_j.astype(k.dtype), d_v_j, leaves))
 
       # `switch` copies its outputs, so it returns one tile's contribution and not the sums.
       d_q_i, *contribution = jax.lax.switch(
@@ -259,9 +269,9 @@ def input_gradients(
 
     d_q, d_k, d_v, d_leaves = carry
     d_q, d_k_j, d_v_j, d_leaves = _fold_line(
-      plans[1], j, documents[:, j], fold, (d_q, *jax.tree.map(float32_zeros, (k_j, v_j)), d_leaves)
+      plans[1], j, documents[:, j], fold, (d_q, d_k_j, d_v_j, d_leaves)
     )
-    d_k, d_v = (grid.put_key_block(d, d_j.swapaxes(1, 2), j) for d, d_j in ((d_k, d_k_j), (d_v, d_v_j)))
+    d_k, d_v = (grid.put_key_block(d, jnp.moveaxis(d_j, 3, 1), j) for d, d_j in ((d_k, d_k_j), (d_v, d_v_j)))
     return d_q, d_k, d_v, d_leaves
 
   return jax.lax.fori_loop(0, grid.shape[1], add_key_block, jax.tree.map(float32_zeros, (q, k, v, leaves)))
@@ -319,12 +329,33 @@ def dot_channels(x: Float[Array, 'B K G T C'], v: Float[Array, 'B K S C']) -> Fl
 
 def sum_over_queries(
   weights: Float[Array, 'B K G T S'], x: Float[Array, 'B K G T C']
-) -> Float[Array, 'B K S C']:
+) -> Float[Array, 'B K C S']:
   """Σₜ weightₜₛ xₜ in float32, over the queries of the group."""
   B, K, G, T, S = weights.shape
+  # The compiler would transpose the weights, or have them read by columns; x is smaller.
+  transposed = jax.lax.optimization_barrier(x.reshape(B, K, G * T, -1).swapaxes(2, 3))
   return jnp.einsum(
-    'BKNS,BKNC->BKSC',
-    weights.reshape(B, K, G * T, S),
-    x.reshape(B, K, G * T, -1),
-    preferred_element_type=jnp.float32,
+    'BKCN,BKNS->BKCS', transposed, weights.reshape(B, K, G * T, S), preferred_element_type=jnp.float32
   )
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _scaled_dot(
+  scale: float, q: Float[Array, 'B K G T C'], k: Float[Array, 'B K S C']
+) -> Float[Array, 'B K G T S']:
+  """`scaled_dot`, with a gradient by `sum_over_queries`."""
+  return scaled_dot(q, k, scale)
+
+
+def _scaled_dot_forward(scale, q, k):
+  return scaled_dot(q, k, scale), (q, k)
+
+
+def _scaled_dot_backward(scale, residuals, d_logits):
+  q, k = residuals
+  _, vjp_q = jax.vjp(lambda q: scaled_dot(q, k, scale), q)
+  d_k = sum_over_queries(d_logits, q * jnp.asarray(scale, q.dtype)).swapaxes(2, 3)
+  return *vjp_q(d_logits), d_k.astype(k.dtype)
+
+
+_scaled_dot.defvjp(_scaled_dot_forward, _scaled_dot_backward)

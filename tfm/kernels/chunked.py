@@ -31,7 +31,7 @@ class Chunked(BlockSizes, Kernel):
   keys, C2 of values.
 
   Attributes:
-    queries, keys: the number of tokens in a block of queries, and of keys.
+    queries, keys: the largest number of tokens in a block of queries, and of keys.
 
   Raises:
     ValueError: for a block size below 1.
@@ -52,7 +52,7 @@ class Chunked(BlockSizes, Kernel):
 
   def attend(self, q, k, v, inputs):
     T = q.shape[1]
-    grid = BlockGrid(min(self.queries, T), min(self.keys, k.shape[1]), T, k.shape[1])
+    grid = self.divide(T, k.shape[1])
     q, k, v, learned, inputs = _block_plan.pad_to_blocks(grid, q, k, v, inputs)
     out, log_sum_exp = differentiable_attention(grid)(q, k, v, learned, inputs)
     out, log_sum_exp = _block_plan.unpad(out.astype(v.dtype), log_sum_exp, T)
