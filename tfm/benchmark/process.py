@@ -97,7 +97,7 @@ def print_passes(forward: Callable, make_both: Callable[[], Callable]) -> None:
     try:
       run = make()
       # The first run allocates what later runs reuse, so its peak counts.
-      results[name] = dict(mib=measure_memory(run), ms=1000 * median_seconds(run))
+      results[name] = dict(mib=measure_memory(run), ms=1000 * median_seconds(run, min_seconds=3))
     except (OutOfMemory, MemoryError, RuntimeError) as error:
       if name == 'forward' or not any(
         text in f'{type(error).__name__}: {error}' for text in OUT_OF_MEMORY_TEXTS
