@@ -75,7 +75,7 @@ def _read_status(field: str) -> int:
   return next(int(line.split()[1]) for line in lines if line.startswith(f'{field}:'))
 
 
-def median_seconds(run: Callable, min_seconds: float = 0.5, max_runs: int = 20) -> float:
+def median_seconds(run: Callable, min_seconds: float = 3, max_runs: int = 20) -> float:
   """The median time of `run()`, run 3 to `max_runs` times for about `min_seconds`; it must be warmed up."""
   times = []
   while len(times) < 3 or (sum(times) < min_seconds and len(times) < max_runs):
@@ -97,7 +97,7 @@ def print_passes(forward: Callable, make_both: Callable[[], Callable]) -> None:
     try:
       run = make()
       # The first run allocates what later runs reuse, so its peak counts.
-      results[name] = dict(mib=measure_memory(run), ms=1000 * median_seconds(run, min_seconds=3))
+      results[name] = dict(mib=measure_memory(run), ms=1000 * median_seconds(run))
     except (OutOfMemory, MemoryError, RuntimeError) as error:
       if name == 'forward' or not any(
         text in f'{type(error).__name__}: {error}' for text in OUT_OF_MEMORY_TEXTS
