@@ -119,11 +119,17 @@ class Reformer(Mixer):
       n = S // chunk
       return jnp.concatenate([y[:, :, :, i : i + n] for i in range(2 + ahead)], -2)
 
+    def merge_rounds(y):
+      """[B H rounds chunks … N] → [B H rounds·chunks … N]: on CPUs jaxlib 0.10.2 and 0.11.0 crash in sums of
+      arrays of seven axes, which the six under `jax.vmap` are (jax issues 39257, 40412)."""
+      return y.reshape(B, H, -1, *y.shape[4:])
+
     queries = jax.tree.map(arrange, tokens)
-    keys = jax.tree.map(add_neighbours, queries)
+    keys = jax.tree.map(merge_rounds, jax.tree.map(add_neighbours, queries))
+    queries = jax.tree.map(merge_rounds, queries)
     # Pairs found in an earlier round are left out, so that they count once.
     found = self.find_neighbours(queries, keys)
-    here = jnp.arange(self.hashes).reshape(1, 1, -1, 1, 1, 1)
+    here = jnp.arange(self.hashes).repeat(S // chunk).reshape(1, 1, -1, 1, 1)
     new = functools.reduce(operator.or_, [(here == r) & found[r] for r in range(self.hashes)])
     old = functools.reduce(operator.or_, [(here > r) & found[r] for r in range(self.hashes)])
     y, log_sum_exp = self.attend(queries, keys, new & ~old, dropout_key)
