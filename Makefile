@@ -40,7 +40,7 @@ lint: $(VENV)/installed
 test: $(VENV)/installed
 	$(call pytest,$(VENV)) $(PARALLEL) $(TESTS)
 
-# The slow tests share little: they are spread over the cores one by one.
+# The day's share of the slow tests (tfm/conformance/session.py). They share little: spread over the cores one by one.
 test-slow: $(VENV)/installed
 	$(call pytest,$(VENV)) -m 'slow and not exhaustive' -n auto --dist worksteal
 

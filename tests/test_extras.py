@@ -15,8 +15,6 @@ from tfm.errors import MissingExtra, importing_extra
 from tfm.training import metrics
 
 
-pytestmark = pytest.mark.rotated(3)  # of the slow ones
-
 # Packages with a guard of their own, and the only folder or file that imports each.
 GUARDED = {
   'pytest': 'conformance/',

@@ -15,9 +15,6 @@ from tfm.data import cache, pipeline
 from tfm.runs import load as runs
 
 
-pytestmark = pytest.mark.rotated(3)
-
-
 def ngram_bits_per_byte(train, held_out, order):
   """Bits per byte of an add-one n-gram model of bytes, trained on `train`."""
   index = np.zeros(len(train) - order + 1, np.int64)

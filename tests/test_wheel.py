@@ -13,7 +13,7 @@ import pytest
 from tests.test_extras import OPTIONAL
 
 
-pytestmark = [pytest.mark.slow, pytest.mark.rotated(3)]
+pytestmark = pytest.mark.slow
 SOURCES = 'tfm', 'configs', 'experiments', 'setup.cfg', 'setup.py', 'pyproject.toml', 'README.md'
 BUILD = 'import setuptools.build_meta as backend; print(backend.build_{}({!r}))'
 

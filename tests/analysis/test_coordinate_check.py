@@ -8,9 +8,6 @@ from tfm.config.overlay import assign, complete
 from tfm.config.resolve import resolve_config
 
 
-pytestmark = pytest.mark.rotated(3)
-
-
 WIDTHS = 64, 128, 256, 512
 GPT = dict(heads=4, initializer='lecun_normal')
 # Heads are added, two of them for one of keys, and embeddings are scaled by √D of the base width.

@@ -15,8 +15,6 @@ from tfm.parallel import chip_specs
 from tfm.parallel.chip_specs import Chip
 
 
-pytestmark = pytest.mark.rotated(3)  # of the slow ones
-
 CONFIG = """
 def get_config(arg=''):
   return dict(

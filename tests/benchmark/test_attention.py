@@ -11,9 +11,6 @@ from tfm.benchmark.process import OutOfMemory, describe_machine, measure
 from tfm.commands import cli
 
 
-pytestmark = pytest.mark.rotated(3)
-
-
 def test_exponent_is_fitted_from_the_minimum_length_on():
   quadratic = {n: 3e-4 * n**2 for n in (2048, 4096, 8192)} | {256: 1000.0}  # short lengths do not count
   assert curves.fit_exponent(quadratic) == pytest.approx(2)

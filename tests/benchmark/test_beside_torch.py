@@ -8,9 +8,6 @@ import pytest
 from tfm.benchmark import beside_torch, compare_encoder_decoder, compare_gpt2, encoder_decoder, gpt2
 
 
-pytestmark = pytest.mark.rotated(3)
-
-
 @pytest.fixture
 def measured(monkeypatch):
   """Processes whose tokens/s are 1, 2, 3, … for tfm and 1 for PyTorch; returns what they are called with."""

@@ -15,9 +15,6 @@ from tfm.commands import cli
 from tfm.kernels.chunked import Chunked
 
 
-pytestmark = pytest.mark.rotated(3)
-
-
 # What a borrowed machine may lack: it has jax, flax and optax with what they require, and the packages of
 # `make device`.
 LACKING = (

@@ -2,12 +2,7 @@
 
 import argparse
 
-import pytest
-
 from tfm.benchmark import compare_remat, remat
-
-
-pytestmark = pytest.mark.rotated(3)
 
 
 def test_the_step_without_a_policy_has_smaller_temporaries(monkeypatch):

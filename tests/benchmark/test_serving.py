@@ -30,7 +30,6 @@ def test_the_ratio_is_that_of_medians(capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.rotated(3)
 def test_a_server_is_measured(capsys, monkeypatch):
   monkeypatch.setattr(importlib.util, 'find_spec', lambda name: None)  # without PyTorch
   monkeypatch.setenv('XLA_FLAGS', '')  # one device

@@ -10,9 +10,6 @@ from tfm import variant_folders
 from tfm.commands import check, cli
 
 
-pytestmark = pytest.mark.rotated(3)
-
-
 MASK = '''"""Every nth token."""
 
 import dataclasses

@@ -12,8 +12,6 @@ from tfm.commands import cli
 from tfm.runs import load, train
 
 
-pytestmark = pytest.mark.rotated(3)  # of the slow ones
-
 GPT2 = {
   'model.position': 'learned',
   'model.norm': 'layernorm(1e-5)',

@@ -16,8 +16,6 @@ from tfm.decoding.unroll_layers import unroll_layers
 from tfm.models.stack import Stack
 
 
-pytestmark = pytest.mark.rotated(3)  # of the slow ones
-
 EOS = 2
 PENALTIES = (
   Power(1.0),

@@ -33,7 +33,7 @@ PAGES = [
 FENCE = re.compile(r'^( *)```(\w*)(?: title="(.+?)")?\n(.*?)^\1```$', re.MULTILINE | re.DOTALL)
 LANGUAGES = {'sh', 'python', 'text', 'json', 'bibtex', 'mermaid', 'yaml'}
 NEEDS = '# needs: '
-TUTORIAL = pytest.mark.rotated(3)
+EVERY_DAY = pytest.mark.rotated(1)
 OTHER = pytest.mark.sampled(0)  # pages beside what a newcomer reads: a seventh of them each day
 # What `FILE:smoke` makes smaller, which a command must not make larger again.
 SIZES = {
@@ -78,7 +78,7 @@ def folder(tmp_path, monkeypatch, book):
   'page',
   [
     pytest.param(
-      page, marks=[] if page.name == 'README.md' else TUTORIAL if page.parent.name == 'tutorials' else OTHER
+      page, marks=EVERY_DAY if page.name == 'README.md' else [] if page.parent.name == 'tutorials' else OTHER
     )
     for page in PAGES
     if any(language in ('sh', 'python') and is_run(text) for language, _, text in blocks(page))

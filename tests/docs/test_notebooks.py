@@ -9,9 +9,6 @@ from tests.docs.test_commands import folder, run  # noqa: F401
 from tests.paths import ROOT
 
 
-pytestmark = pytest.mark.rotated(3)
-
-
 NOTEBOOKS = sorted((ROOT / 'docs' / 'notebooks').glob('*.ipynb'))
 WRITE = '%%writefile '
 

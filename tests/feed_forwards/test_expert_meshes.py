@@ -15,9 +15,6 @@ from tfm.parallel import mesh as meshes
 from tfm.parallel import sharding
 
 
-pytestmark = pytest.mark.rotated(3)  # of the slow ones
-
-
 @pytest.mark.parametrize('settings', [dict(), dict(capacity=1.0)], ids=['dropless', 'capacity'])
 @pytest.mark.slow
 def test_data_parallel_exchanges_gradients_only(settings):

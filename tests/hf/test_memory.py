@@ -12,9 +12,6 @@ import pytest
 from tfm.hf import tensor_files
 
 
-pytestmark = pytest.mark.rotated(3)
-
-
 WIDTH, HIDDEN, LAYERS, VOCAB = 2048, 8192, 3, 1024  # 0.2 billion parameters
 MB = 2**20
 # Compiling for large shapes takes 15 MB. What loading any model takes, imports above all, is loaded with a

@@ -21,9 +21,6 @@ from tfm.commands import cli
 from tfm.training import metrics
 
 
-pytestmark = pytest.mark.rotated(3)
-
-
 PROGRAMS = 'munged', 'slurmctld', 'slurmd', 'sbatch', 'srun', 'scancel', 'scontrol'
 CONF = """
 ClusterName=loopback

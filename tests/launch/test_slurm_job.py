@@ -15,9 +15,6 @@ from tests.launch.command import tfm
 from tfm.training import metrics
 
 
-pytestmark = pytest.mark.rotated(3)
-
-
 # Slurm's part for a batch file on one machine: two tasks, each with its number. As the real one (src/srun/
 # signals.c of Slurm 22.05: launch_fwd_signal with SIGKILL), srun answers a SIGTERM by killing its tasks.
 SRUN = """#!/bin/bash

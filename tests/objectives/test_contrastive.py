@@ -27,8 +27,6 @@ from tfm.runs.train import train
 from tfm.training import state as states
 
 
-pytestmark = pytest.mark.rotated(3)  # of the slow ones
-
 TOKENIZER, LENGTH = Bytes(), 12
 PROMPTS = 'a {}', 'one {}!'
 NAMES = 'cat', 'dog', 'owl'

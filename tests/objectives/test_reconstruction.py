@@ -101,7 +101,6 @@ def test_the_mesh_changes_nothing():
 
 
 @pytest.mark.slow
-@pytest.mark.rotated(3)
 def test_a_model_learns_to_compress_four_symbols(tmp_path, capsys):
   """Of three kinds, on unseen texts, where guessing has an accuracy of a third. It generates no text."""
   config = resolve_config(

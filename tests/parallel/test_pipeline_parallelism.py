@@ -26,8 +26,6 @@ from tfm.training import state as states
 from tfm.training.step import jitted, train_step
 
 
-pytestmark = pytest.mark.rotated(3)  # of the slow ones
-
 DEEP = {'model.layers': 4}
 
 

@@ -13,9 +13,6 @@ from tfm.parallel import mesh as meshes
 from tfm.parallel import sequence_parallelism, sharding
 
 
-pytestmark = pytest.mark.rotated(3)
-
-
 MIXERS = {
   'softmax': 'rope',
   'forgetting': 'none',

@@ -22,7 +22,7 @@ from tfm.training.metrics import read
 # Gathered parts are added in another order than those of one device.
 ROUNDING = 1e-5
 
-pytestmark = [pytest.mark.slow, pytest.mark.rotated(3)]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope='module')

@@ -22,9 +22,6 @@ from tfm.runs.train import train
 from tfm.training.metrics import read
 
 
-pytestmark = pytest.mark.rotated(3)
-
-
 STEPS, EVERY = 60, 20
 # The sums of a step are added in another order when other devices hold the rows: a few units in the last
 # place of float32 (1.2e-7), seen up to 1.5e-7 on equal devices. Over 60 steps of Adam on other meshes they

@@ -19,9 +19,6 @@ from tfm.studies.study import Study
 from tfm.training.metrics import read
 
 
-pytestmark = pytest.mark.rotated(3)  # of the slow ones
-
-
 @pytest.fixture(scope='module')
 def teacher(tiny, tmp_path_factory):
   """The directory of a run of two checkpoints, steps 3 and 6."""

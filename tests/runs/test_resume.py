@@ -16,9 +16,6 @@ from tfm.training import checkpoint
 from tfm.training.metrics import read
 
 
-pytestmark = pytest.mark.rotated(3)
-
-
 STEPS, EVERY = 60, 20
 
 

@@ -12,9 +12,6 @@ import openai
 import pytest
 
 
-pytestmark = pytest.mark.rotated(3)
-
-
 CLIENTS, PROMPTS = 64, 12
 SECONDS = 15
 GROWTH = 1.03  # of the resident memory between the first third and the end

@@ -20,8 +20,6 @@ from tfm.serving.app import build_app
 from tfm.serving.open_service import Options, open_service
 
 
-pytestmark = pytest.mark.rotated(3)  # of the slow ones
-
 # Of lengths in several shapes, more than are read at once, and one that is empty.
 TEXTS = ['Now is better', '', 'é', *('never ' * (i % 5) + str(i) for i in range(40))]
 STEPS = {'training.steps': 2, 'training.evaluate_every': 2}

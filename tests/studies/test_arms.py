@@ -22,9 +22,6 @@ from tfm.studies.study import Study, compare_within, load_study, product, select
 from tfm.training.step import train_step
 
 
-pytestmark = pytest.mark.rotated(3)
-
-
 BASE = dict(
   data=dict(source='stdlib', tokenizer='bytes', length=32),
   model=dict(layers=2, width=64, heads=4),
@@ -249,7 +246,6 @@ def test_errors_name_the_arm():
 
 
 @pytest.mark.slow
-@pytest.mark.rotated(3)
 @pytest.mark.parametrize(
   'file', [pytest.param(str(path), id=path.stem) for path in sorted((ROOT / 'experiments').glob('*.py'))]
 )

@@ -15,9 +15,6 @@ from tfm.studies import study as studies
 from tfm.studies.arms import Arm
 
 
-pytestmark = pytest.mark.rotated(3)
-
-
 @pytest.mark.slow
 def test_learning_rates_are_selected_with_another_seed(file, tmp_path):
   assert cli.main(['ablate', f'{file}:rates', f'--workdir={tmp_path}']) == 0

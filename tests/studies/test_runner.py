@@ -28,9 +28,6 @@ from tfm.studies.measures.protocol import Measure, Value
 from tfm.studies.study import Study
 
 
-pytestmark = pytest.mark.rotated(3)
-
-
 @pytest.fixture(scope='module')
 def done(file, tmp_path_factory):
   """The study, carried out."""

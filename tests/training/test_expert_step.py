@@ -9,9 +9,6 @@ from tests.training.steps import VOCAB, assert_trees_close, batch, initial, sgd,
 from tfm.config.assemble import Experiment
 
 
-pytestmark = pytest.mark.rotated(3)
-
-
 EXPERTS = 'mixture_of_experts(experts=4, capacity=0.75, balance={}, z_loss={})'
 
 

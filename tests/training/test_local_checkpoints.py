@@ -23,9 +23,6 @@ from tfm.training.reporters import Report
 from tfm.training.state import State
 
 
-pytestmark = pytest.mark.rotated(3)
-
-
 class Died(Exception):
   """What ends a run in the middle of a step."""
 

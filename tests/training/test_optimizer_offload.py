@@ -13,9 +13,6 @@ from tfm.runs import train
 from tfm.training import metrics
 
 
-pytestmark = pytest.mark.rotated(3)
-
-
 MESH = {'mesh.data': 2, 'mesh.fsdp': 4}
 CONSTANT = {'optimizer.schedule': 'constant'}
 

@@ -14,8 +14,6 @@ from tfm.runs.train import train, train_ensemble
 from tfm.training import metrics, vmapped_runs
 
 
-pytestmark = pytest.mark.rotated(3)  # of the slow ones
-
 SEEDS = 3, 4
 
 

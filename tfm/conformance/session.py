@@ -23,7 +23,7 @@ IS_CLONE = (ROOT / 'tests' / 'conftest.py').is_file()
 MARKERS = (
   'slow: a heavier proof, run by `make test-slow` and `tfm check`',
   'sampled(n): n of its cases run by default, of the others a seventh each day as slow, all exhaustively',
-  'rotated(n): a slow test that runs every nth day in `make test-slow`, always in `make test-all`',
+  'rotated(n): a slow test that runs every nth day in `make test-slow`; three unless marked otherwise',
   "exhaustive: a case that is not in today's sample, run by `make test-all`",
 )
 FINISHED_TESTS = itertools.count(1)
@@ -105,7 +105,8 @@ def sample_cases(items: list[pytest.Item]) -> None:
   for item in items:
     if item.get_closest_marker('sampled'):
       grids[item.nodeid.partition('[')[0]].append(item)
-  day, changed = int(os.environ['TFM_ROTATION'].rpartition('-')[2]), changed_modules()
+  week, day = map(int, os.environ['TFM_ROTATION'].split('-')[1:])
+  changed = changed_modules()
   for cases in grids.values():
     quick = [case for case in cases if not case.get_closest_marker('slow')] or cases
     number = min(cases[0].get_closest_marker('sampled').args[0], len(quick))
@@ -113,20 +114,21 @@ def sample_cases(items: list[pytest.Item]) -> None:
     chosen |= {case for case in cases if changed & set(re.findall(r'\w+', case.name))}
     for i, case in enumerate(case for case in cases if case not in chosen):
       case.add_marker('slow' if i % 7 == day % 7 else 'exhaustive')
-  rotate_tests(items, day)
+  rotate_tests(items, 7 * week + day)
 
 
 def rotate_tests(items: list[pytest.Item], day: int) -> None:
-  """Of the slow tests of a file that are marked `rotated(n)`, every nth runs: others today than tomorrow, and
-  from another one on in each file.
+  """Of the slow tests of a file every third runs, others today than tomorrow, and from another one on in each
+  file; every nth where `rotated(n)` says so. Sampled ones are fewer already.
   """
   files = collections.defaultdict(list)
   for item in items:
-    if item.get_closest_marker('rotated') and item.get_closest_marker('slow'):
+    if item.get_closest_marker('slow') and not item.get_closest_marker('sampled'):
       files[item.path].append(item)
   for path, tests in files.items():
     for i, item in enumerate(tests, zlib.crc32(path.name.encode())):
-      if (i + day) % item.get_closest_marker('rotated').args[0]:
+      rotated = item.get_closest_marker('rotated')
+      if (i + day) % (rotated.args[0] if rotated else 3):
         item.add_marker('exhaustive')
 
 

@@ -12,6 +12,7 @@ from tfm.conformance.sentences import require_finite, require_no_influence, requ
 from tfm.conformance.tiny import LENGTH, VOCAB, accepted
 
 
+pytestmark = pytest.mark.rotated(1)  # what is slow is a day's share already
 A = np.random.default_rng(0).integers(0, VOCAB, 5)
 B = np.random.default_rng(1).integers(0, VOCAB, 7)
 # All of one shape, so that one compilation serves.

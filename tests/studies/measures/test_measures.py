@@ -18,9 +18,6 @@ from tfm.studies.measures import initialization
 from tfm.studies.measures.protocol import build_measure
 
 
-pytestmark = pytest.mark.rotated(3)  # of the slow ones
-
-
 @pytest.fixture(scope='module')
 def folder(tiny, tmp_path_factory):
   folder = tmp_path_factory.mktemp('measured')

@@ -11,9 +11,6 @@ from tfm.studies.statistics.contrasts import critical_value, exchangeable
 from tfm.studies.statistics.summary import Spread
 
 
-pytestmark = pytest.mark.rotated(3)
-
-
 ARMS, DIFFERENT = 6, 3
 # Seeds, effect in deviations of a run: the power of Dunnett's test with seeds as blocks, 5 comparisons.
 TABLE = [(2, 3, 0.40), (2, 5, 0.85), (3, 3, 0.74), (5, 2, 0.66), (5, 3, 0.97)]

@@ -8,9 +8,6 @@ import pytest
 from tfm.studies.statistics.scaling import HUBER, PowerLaw, compare_curves, fit_power_law
 
 
-pytestmark = pytest.mark.rotated(3)
-
-
 # Besiroglu et al. 2024, Table 1: E, A, B, alpha, beta.
 PUBLISHED = PowerLaw(1.8172, (np.log(482.01), np.log(2085.43)), (0.3478, 0.3658))
 FLOOR, FIRST, LAST = 1.5, 1e13, 1e15
