@@ -5,6 +5,8 @@ import difflib
 import gc
 import os
 import pathlib
+import random
+import time
 
 import pytest
 from absl import flags
@@ -28,7 +30,9 @@ def pytest_addoption(parser):
   parser.addoption(
     '--pin-skips', action='store_true', help=f'fail if other tests than in {SKIPS} are skipped'
   )
-  parser.addoption('--half', action='store_true', help='every second file of tests, the others tomorrow')
+  parser.addoption(
+    '--minutes', type=float, help='skip what has not begun by then; files run in another order each day'
+  )
 
 
 # Files with few, long tests run first; run last, one of them would leave the other cores idle.
@@ -43,13 +47,29 @@ FIRST = (
 
 
 def pytest_collection_modifyitems(config, items):
-  if config.getoption('--half'):
-    week, day = map(int, os.environ['TFM_ROTATION'].split('-')[1:])
-    files = sorted({item.path for item in items})[(7 * week + day) % 2 :: 2]
-    config.hook.pytest_deselected(items=[item for item in items if item.path not in files])
-    items[:] = [item for item in items if item.path in files]
   place = {ROOT / 'tests' / name: i for i, name in enumerate(FIRST)}
-  items.sort(key=lambda item: place.get(item.path, len(FIRST)))
+  if config.getoption('--minutes'):
+    files = sorted({item.path for item in items})
+    random.Random(os.environ['TFM_ROTATION']).shuffle(files)
+    place = {path: i for i, path in enumerate(files)}
+  items.sort(key=lambda item: place.get(item.path, len(place)))
+
+
+def pytest_configure(config):
+  if minutes := config.getoption('--minutes'):
+    config.pluginmanager.register(TimeLimit(minutes))
+
+
+class TimeLimit:
+  """Skips the tests that have not begun after some minutes."""
+
+  def __init__(self, minutes):
+    self.minutes, self.end = minutes, time.monotonic() + 60 * minutes
+
+  @pytest.hookimpl(tryfirst=True)  # before fixtures are set up
+  def pytest_runtest_setup(self):
+    if time.monotonic() > self.end:
+      pytest.skip(f'{self.minutes:g} minutes were over')
 
 
 @pytest.hookimpl(tryfirst=True)  # before the summary is printed
