@@ -29,7 +29,8 @@ def days_of_running(*markers, path='test_a.py'):
     return ['exhaustive' not in item.markers for item in items]
 
   return [
-    [day for day, runs_then in enumerate(of_test) if runs_then] for of_test in zip(*map(runs, range(6)))
+    [day for day, runs_then in enumerate(of_test) if runs_then]
+    for of_test in zip(*map(which_run, range(6)), strict=True)
   ]
 
 
