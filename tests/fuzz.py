@@ -296,7 +296,6 @@ def main(argv: list[str] | None = None) -> int:
   parser.add_argument('--seed', type=int, default=0)
   args = parser.parse_args(argv)
   draw, started, counts, findings = random.Random(args.seed), time.perf_counter(), collections.Counter(), []
-  logging.disable()
   os.environ.setdefault('TFM_CACHE', tempfile.mkdtemp())
   with tempfile.TemporaryDirectory() as folder:
     each = args.cases // 5
@@ -320,4 +319,5 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == '__main__':
+  logging.disable()
   sys.exit(main())

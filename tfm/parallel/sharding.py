@@ -104,10 +104,12 @@ def dividing_axes(name: str, size: int, taken: tuple[str, ...] = ()) -> tuple[st
 def shard_over_mesh_axes(x: Array, *axes: tuple[str, ...]) -> Array:
   """Constrains each dimension of an activation to explicit mesh axes, but for those that are manual here.
 
-  Where the compiler shards nothing, outside a mesh or in a `shard_map` over all of it, it returns `x`.
+  Where the compiler shards nothing, outside a mesh or in a `shard_map` over all of it, it returns `x`; and in
+  one over the stages of a pipeline, whose vmap would name their axis in the constraint, which JAX refuses.
   """
-  automatic = jax.sharding.get_abstract_mesh().auto_axes
-  if not automatic:
+  mesh = jax.sharding.get_abstract_mesh()
+  automatic = mesh.auto_axes
+  if not automatic or 'stage' in mesh.manual_axes:
     return x
   axes = (tuple(axis for axis in names if shard_count(axis) > 1 and axis in automatic) for names in axes)
   return jax.lax.with_sharding_constraint(x, PartitionSpec(*(names or None for names in axes)))
