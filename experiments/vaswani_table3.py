@@ -89,6 +89,9 @@ def get_study(arg: str = '') -> Study:
     config.model.update(
       layers=2, width=64, heads=4, feed_forward_width=256, embedding_initializer='normal(0.125)'
     )
+    # The paper gives no initial values. By Xavier's alone the tokens of most arms are alike before the first
+    # step (cosine 0.92; 0.97 with four layers).
+    config.model.depth_scaled = True
     config.optimizer.warmup = 200
     config.training.update(steps=500, batch_size=16, evaluate_every=250, keep_checkpoints=2)
     config.decoding.average_checkpoints = 1
@@ -105,7 +108,7 @@ def get_study(arg: str = '') -> Study:
     arms=arms,
     # The full size trains by the schedule of the paper.
     seeds=3 if arg == 'full' else 4,
-    learning_rates=() if arg == 'full' else (0.125, 0.25, 0.5, 1.0),
+    learning_rates=() if arg == 'full' else (0.25, 0.5, 1.0, 2.0),
     equal_within=None if arg == 'full' else 0.02,
     measures=('generation("bleu", split="validation")',)
     if arg == 'full'
