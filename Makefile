@@ -7,8 +7,8 @@ VENV ?= .venv
 RUN ?= runs/demo
 # Paths to test; empty: all.
 TESTS ?=
-# What has not begun by then is skipped, and counted; empty: all of it runs.
-MINUTES ?=
+# More options of pytest. Unlike PYTEST_ADDOPTS they do not reach a pytest that a test starts.
+OPTIONS ?=
 MUTANTS ?=
 # One process per core. The tests of a file stay in one process, because they share compiled functions;
 # tests/conftest.py sets their order.
@@ -20,7 +20,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PIP_INSTALL = $(VENV)/bin/pip install $(PIP_FLAGS) -c constraints.txt
 # $(call pytest,VENV): pytest of an environment. Files of text that are opened without an encoding fail the tests
 # (pyproject.toml).
-pytest = PYTHONWARNDEFAULTENCODING=1 $(1)/bin/python -m pytest$(if $(MINUTES), -r s --minutes=$(MINUTES))
+pytest = PYTHONWARNDEFAULTENCODING=1 $(1)/bin/python -m pytest $(OPTIONS)
 
 .PHONY: install demo lint test test-slow test-all fuzz mutants oracle compilers plans device browser sinks launch beam lm-eval reference docs clean
 

@@ -4,7 +4,7 @@ Question:  Which choices of the first Transformer matter?
 Source:    Vaswani et al. 2017, §6.2 and Table 3.
 Command:   tfm ablate experiments/vaswani_table3.py --workdir=runs/table3   (scaled down, number words)
            tfm ablate experiments/vaswani_table3.py:full --workdir=runs/table3-full   (as in the paper)
-Cost:      1:18 h on 2 CPU cores (x86_64), with --jobs=2, in three parts; full: not measured.
+Cost:      1:16 h on 2 CPU cores (x86_64), with --jobs=2, in three parts; full: not measured.
 Expected:  in 500 steps half the width loses 0.142 nats, keys of 4 channels 0.071, one layer 0.037 and
            sixteen heads 0.031, as in the paper; without smoothing the loss is 0.050 less; learned positions
            lose 0.084, against the paper; four layers, twice the width and one, two or eight heads are
@@ -66,7 +66,7 @@ SMALL = {
   'D dropout 0.2': {'model.dropout.embedding': 0.2, 'model.dropout.residual': 0.2},
   'D no smoothing': {'objective': 'seq2seq(label_smoothing=0.0)'},
   'D smoothing 0.2': {'objective': 'seq2seq(label_smoothing=0.2)'},
-  # As loud as sinusoids at first, and as in GPT-2.
+  # Begun as loud as sinusoids, whose channels have 1/√2 in the root mean square; and as in GPT-2.
   'E learned': {'model.position': 'learned(stddev=0.7071)'},
   'E learned from 0.02': {'model.position': 'learned'},
 }
