@@ -10,6 +10,7 @@ from tfm.config.assemble import Experiment
 from tfm.config.overlay import complete
 from tfm.config.resolve import resolve_config
 from tfm.runs import load as runs
+from tfm.runs.run_dir import RunDir
 from tfm.studies import runner, store
 from tfm.studies import study as studies
 from tfm.studies.arms import Arm
@@ -73,3 +74,23 @@ def test_rungs_drop_rates_before_they_train_in_full(file, tmp_path, monkeypatch)
   monkeypatch.setattr(runner, 'train_ensemble', None)
   assert cli.main(['ablate', f'{file}:rungs', f'--workdir={tmp_path}', '--arms=rope']) == 0
   assert store.read_arm(tmp_path / 'arms/rope')['rates'] == record['rates']
+
+
+@pytest.mark.parametrize(
+  ('changes', 'devices', 'groups'),
+  [
+    ({}, 1, [[0, 2, 3, 4]]),
+    ({'stop_when': 'at_most("loss", 1)'}, 1, [[0], [2], [3], [4]]),
+    ({'stop_when': 'at_most("loss", 1)'}, 3, [[0, 2, 3], [4]]),
+    ({'local_checkpoint_dir': 'here'}, 3, [[0], [2], [3], [4]]),  # which no ensemble supports
+  ],
+)
+def test_runs_that_may_end_early_wait_for_no_others_on_a_cpu(
+  file, tmp_path, monkeypatch, changes, devices, groups
+):
+  """The second run has diverged; a device trains one run at a time, unless all end at the same step."""
+  monkeypatch.setattr(runner.jax, 'local_device_count', lambda: devices)
+  config = complete(studies.load_study(file).config)
+  config.training.update(changes)
+  run_dirs = {seed: RunDir.from_config(resolve_config(config), seed, tmp_path / str(seed)) for seed in range(5)}
+  assert runner.group_runs(run_dirs, {1: 'the loss is nan'}) == groups

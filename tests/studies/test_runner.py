@@ -255,6 +255,16 @@ def test_learning_rate_variants_train_in_one_ensemble(file, done, tmp_path, monk
 
 
 @pytest.mark.slow
+def test_the_steps_of_runs_that_may_end_early_are_a_metric(file, tmp_path, capsys):
+  command = ['ablate', file, f'--workdir={tmp_path}', '--config.training.evaluate_every=1']
+  assert cli.main([*command, '--config.training.stop_when=at_most("loss", 100)']) == 0
+  steps = {(v['arm'], v['seed']): v['value'] for v in results(tmp_path)['values'] if v['metric'] == 'steps'}
+  assert steps == {(arm, seed): 1 for arm in ('rope', 'learned') for seed in (0, 1)}
+  assert {store.last_step(tmp_path / f'arms/{arm}/seed{seed}') for arm, seed in steps} == {1}
+  assert '| steps' in (tmp_path / 'report.md').read_text()
+
+
+@pytest.mark.slow
 def test_diverged_seeds_are_reported(file, tmp_path):
   assert cli.main(['ablate', f'{file}:ill', f'--workdir={tmp_path}', '--arms=rope,ill']) == 0
   ill = next(arm for arm in results(tmp_path)['arms'] if arm['name'] == 'ill')

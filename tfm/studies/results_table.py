@@ -107,7 +107,10 @@ def collect_runs(
         continue
       speeds += [line['tokens_per_second'] for line in lines if 'tokens_per_second' in line][-1:]
       corpora.add(load.checkpoint_metadata(run_dir)['corpus'])
-      values += [dict(arm=arm.name, seed=seed) | value for value in _read_values(run_dir, notes)]
+      of_run = [*_read_values(run_dir, notes)]
+      if arm.experiment.stop_rule.metric:  # how soon it ended is a result, too
+        of_run.append(dict(metric='steps', x=None, value=lines[-1]['step']))
+      values += [dict(arm=arm.name, seed=seed) | value for value in of_run]
     rows.append(
       dict(
         name=arm.name,

@@ -182,7 +182,7 @@ def train_rate_variants(arms: Mapping[str, Arm], workdir: pathlib.Path, seeds: S
       for name, record in records.items()
       for seed, reason in record.get('diverged', {}).items()
     }
-    if len(group) < 2 or all(key in diverged or run.is_finished() for key, run in runs.items()):
+    if len(group) < 2 or len(group_runs(runs, diverged)) != 1:
       continue
     with lock_free_folders([*folders.values()]) as is_free:
       if not is_free:
@@ -216,14 +216,7 @@ def train_runs(runs: Mapping[Hashable, RunDir], record: dict[str, Any]) -> list[
     Stopped: on SIGTERM or Ctrl-C.
   """
   diverged = record.setdefault('diverged', {})
-  groups = [[key for key, run in runs.items() if key not in diverged and not run.is_finished()]]
-  try:
-    validate_ensemble(Experiment(next(iter(runs.values())).config), jax.process_count())
-  except ValueError as error:
-    if len(groups[0]) > 1:
-      _log.info('training one run after another: %s', error)
-    groups = [[key] for key in groups[0]]
-  for group in filter(None, groups):
+  for group in group_runs(runs, diverged):
     try:
       report = train_ensemble([runs[key] for key in group])
       diverged |= {group[i]: reason for i, reason in report.diverged.items()}
@@ -232,6 +225,28 @@ def train_runs(runs: Mapping[Hashable, RunDir], record: dict[str, Any]) -> list[
     if not all(runs[key].is_finished() for key in group if key not in diverged):
       raise Stopped
   return [key for key in runs if key not in diverged]
+
+
+def group_runs(runs: Mapping[Hashable, RunDir], diverged: Mapping[Hashable, str]) -> list[list[Hashable]]:
+  """The keys of the runs that are still to be trained, in groups of one ensemble each.
+
+  One group, where the config allows it. Runs that their validations may end are in groups of one for each
+  device on a CPU: a core computes the runs of an ensemble one after another, and those that have ended until
+  all have.
+  """
+  keys = [key for key, run in runs.items() if key not in diverged and not run.is_finished()]
+  if len(keys) < 2:
+    return [keys] if keys else []
+  experiment = Experiment(runs[keys[0]].config)
+  try:
+    validate_ensemble(experiment, jax.process_count())
+  except ValueError as error:
+    _log.info('training one run after another: %s', error)
+    return [[key] for key in keys]
+  if experiment.stop_rule.metric and jax.default_backend() == 'cpu':
+    size = jax.local_device_count()
+    return [keys[i : i + size] for i in range(0, len(keys), size)]
+  return [keys]
 
 
 def seed_runs(arm: Arm, folder: pathlib.Path, seeds: Sequence[int]) -> dict[str, RunDir]:
