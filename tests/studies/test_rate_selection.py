@@ -92,5 +92,7 @@ def test_runs_that_may_end_early_wait_for_no_others_on_a_cpu(
   monkeypatch.setattr(runner.jax, 'local_device_count', lambda: devices)
   config = complete(studies.load_study(file).config)
   config.training.update(changes)
-  run_dirs = {seed: RunDir.from_config(resolve_config(config), seed, tmp_path / str(seed)) for seed in range(5)}
+  run_dirs = {
+    seed: RunDir.from_config(resolve_config(config), seed, tmp_path / str(seed)) for seed in range(5)
+  }
   assert runner.group_runs(run_dirs, {1: 'the loss is nan'}) == groups

@@ -119,6 +119,7 @@ def collect_runs(
         parameters=arm.parameters,
         flops_per_token=arm.flops,
         tokens=arm.tokens,
+        steps=arm.config.training.steps,
         memory_bytes=arm.memory,
         tokens_per_second=sum(speeds) / len(speeds) if speeds else None,
         error=record.get('error'),

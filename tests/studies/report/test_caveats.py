@@ -97,6 +97,19 @@ def test_curves_that_cross_late():
   assert not caveats(with_curves(results(dict(rope=0.0, alibi=0.3)), near), 'cross')
 
 
+@pytest.mark.parametrize('steps, is_steep', [((60, 80, 80), False), ((60, 80, 100), True)])
+def test_a_loss_that_falls_where_a_run_ends_by_its_rule(steps, is_steep):
+  """Nothing is cut short unless a run took all steps; nor do its curves cross."""
+  curves = dict(rope=[9.0] * 6, alibi=[12.0, 11.0, 10.5, 10.0, 6.0, 4.0])
+  study_results = with_curves(results(dict(rope=0.0, alibi=0.3)), curves)
+  study_results['arms'][1]['steps'] = 100
+  study_results['values'] += [
+    dict(arm='alibi', seed=seed, metric='steps', x=None, value=value) for seed, value in enumerate(steps)
+  ]
+  assert bool(caveats(study_results, 'loss of alibi still falls steeply')) == is_steep
+  assert bool(caveats(study_results, 'cross')) == is_steep
+
+
 def with_tokens(study_results, tokens):
   for arm in study_results['arms']:
     for seed in study_results['study']['seeds']:

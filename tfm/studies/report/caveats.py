@@ -7,7 +7,7 @@ import numpy as np
 
 from tfm.studies.learning_rates import list_rates_tried
 from tfm.studies.report.ranking import Ranking, Row
-from tfm.studies.report.values import mean_curves, scalar_values
+from tfm.studies.report.values import arms_ended_early, mean_curves, scalar_values
 from tfm.studies.report.wording import format_number, join_names
 
 
@@ -90,11 +90,13 @@ def _warn_of_initialization(results: dict) -> Iterator[str]:
 
 
 def _warn_of_steep_curves(results: dict, ranking: Ranking) -> Iterator[str]:
-  """Arms whose validation loss still falls steeply."""
+  """Arms whose validation loss still falls steeply, unless they ended where the study meant them to."""
   within = ranking.findings.analysis.within
   noise = within.deviation if within and results['study']['metric'] == 'loss' else 0.0
-  falls = {}
+  falls, ended = {}, arms_ended_early(results)
   for arm, curve in mean_curves(results).items():
+    if arm in ended:
+      continue
     steps = [*curve]
     end = curve[steps[-1]]
     before = np.interp(steps[0] + LAST * (steps[-1] - steps[0]), steps, [*curve.values()])
@@ -109,11 +111,14 @@ def _warn_of_steep_curves(results: dict, ranking: Ranking) -> Iterator[str]:
 
 
 def _warn_of_crossing_curves(results: dict, ranking: Ranking) -> Iterator[str]:
-  """Arms whose validation loss crosses that of their base in the second half of the training."""
-  curves, within = mean_curves(results), ranking.findings.analysis.within
+  """Arms whose validation loss crosses that of their base in the second half of the training.
+
+  Where one of the two ended early, their common steps are not the training.
+  """
+  ended, curves, within = arms_ended_early(results), mean_curves(results), ranking.findings.analysis.within
   for row in ranking.rows:
     base = row.compared_with
-    if row.is_base or row.name not in curves or base not in curves:
+    if row.is_base or row.name not in curves or base not in curves or ended & {row.name, base}:
       continue
     steps = [step for step in curves[row.name] if step in curves[base]]
     gaps = np.array([curves[row.name][step] - curves[base][step] for step in steps])

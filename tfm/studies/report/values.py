@@ -131,6 +131,13 @@ def mean_curves(results: dict) -> Mapping[str, Mapping[float, float]]:
   return curves
 
 
+def arms_ended_early(results: dict) -> set[str]:
+  """The arms of which all runs ended before the last step, by `training.stop_when`."""
+  planned = {arm['name']: arm.get('steps', 0) for arm in results['arms']}
+  taken = scalar_values(results, 'steps')
+  return {arm for arm, of_seeds in taken.items() if of_seeds and max(of_seeds.values()) < planned[arm]}
+
+
 def _group_by_x(results, entries: Iterable[tuple], excluded=None):
   groups = {arm['name']: collections.defaultdict(dict) for arm in results['arms']}
   excluded = diverged_runs(results) if excluded is None else excluded
