@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 
 import pytest
 
@@ -96,3 +97,33 @@ def test_runs_that_may_end_early_wait_for_no_others_on_a_cpu(
     seed: RunDir.from_config(resolve_config(config), seed, tmp_path / str(seed)) for seed in range(5)
   }
   assert runner.group_runs(run_dirs, {1: 'the loss is nan'}) == groups
+
+
+@pytest.mark.parametrize(
+  ('rule', 'steps', 'rate'),
+  [
+    # By 100, 50 and 300 steps at 0.001, 0.003 and 0.01, though the metric is best where it took longest.
+    ('at_most("loss", 2)', {'0.001': 100.0, '0.003': 50.0, '0.01': 300.0}, 0.00213),
+    ('patience(2)', None, 0.01),  # no goal: ending sooner is not better
+    ('at_most("perplexity", 9)', None, 0.01),  # of another metric
+  ],
+)
+def test_rates_that_reach_a_goal_are_compared_by_their_steps(file, tmp_path, monkeypatch, rule, steps, rate):
+  ends = {0.001: (100, 1.99), 0.003: (50, 1.98), 0.01: (300, 1.7), 0.03: (400, 2.4)}
+
+  def train(runs, record):
+    for run in runs.values():
+      step, loss = ends[run.config.optimizer.learning_rate]
+      row = dict(step=step, split='validation', loss=loss, perplexity=math.exp(loss))
+      run.workdir.mkdir(parents=True)
+      (run.workdir / 'metrics.jsonl').write_text(json.dumps(row) + '\n')
+
+  monkeypatch.setattr(runner, 'train_runs', train)
+  study = dataclasses.replace(studies.load_study(file), learning_rates=(*ends,))
+  config = complete(study.config)
+  config.training.update(steps=400, stop_when=rule)
+  arm = Arm('rope', {}, Experiment(resolve_config(config)), {}, 0, 0.0, 0)
+  selected = runner.select_learning_rate(study, arm, tmp_path, record := {})
+  assert record['rates'].get('steps') == steps
+  assert selected.config.optimizer.learning_rate == pytest.approx(rate, rel=0.3 if steps is None else 0.01)
+  assert record['rates']['reached'] == {f'{key:g}': loss for key, (_, loss) in ends.items()}

@@ -52,6 +52,26 @@ def find_optimum(reached: Mapping[float, float], tried: Sequence[float], lower_i
   return Optimum(float(f'{best * math.exp(x):.3g}'), float(a + b * x / 2), best, is_at_edge)
 
 
+def choose_rate(outcome: Mapping[str, Any], tried: Sequence[float], lower_is_better: bool) -> Optimum:
+  """The optimum of the metric that the rates reached, or of the steps until its goal, if any reached one.
+
+  A run that ends at the goal of `training.stop_when` is not the better for what its last steps went beyond
+  it. So the rates that reach it are compared by their steps; the optimum's value is then the metric on the
+  line between the rates that were tried.
+
+  Args:
+    outcome: of the rates in full, as in arm.json; tried: all rates.
+  """
+  reached, steps = (
+    dict(sorted((float(rate), x) for rate, x in outcome.get(key, {}).items())) for key in ('reached', 'steps')
+  )
+  if not steps:
+    return find_optimum(reached, tried, lower_is_better)
+  optimum = find_optimum(steps, tried, lower_is_better=True)
+  value = np.interp(math.log(optimum.rate), np.log([*reached]), [*reached.values()])
+  return dataclasses.replace(optimum, value=float(value))
+
+
 def find_interval(
   reached: Mapping[float, float], tried: Sequence[float], best: float, noise: Spread
 ) -> tuple[float, float] | None:

@@ -16,9 +16,10 @@ class Machine(TypedDict):
 
 
 class Outcome(TypedDict, total=False):
-  """Learning rate → the metric that it reached, or why it diverged."""
+  """Learning rate → the metric that it reached, the steps until its goal, or why it diverged."""
 
   reached: dict[float, float]
+  steps: dict[float, float]
   diverged: dict[float, str]
 
 

@@ -21,10 +21,11 @@ from tfm.runs.run_dir import RunDir
 from tfm.runs.train import train_ensemble
 from tfm.studies import store
 from tfm.studies.arms import Arm, build_model
-from tfm.studies.learning_rates import find_optimum, list_rates_tried, select_survivors
+from tfm.studies.learning_rates import choose_rate, list_rates_tried, select_survivors
 from tfm.studies.measures.protocol import Measure, build_measure
 from tfm.studies.results_table import describe_machine
 from tfm.studies.study import Study, prefix_errors
+from tfm.training.metrics import read_validations
 from tfm.training.progress_line import print_status
 from tfm.training.reporters import Diverged
 
@@ -313,8 +314,8 @@ def select_learning_rate(study: Study, arm: Arm, folder: pathlib.Path, record: d
   for steps, rung in rungs.items():
     reached = try_rates(study, rung, rates, folder / f'rung{steps}', outcome['rungs'][steps])
     rates = select_survivors(reached, not study.higher_is_better)
-  reached = try_rates(study, arm, rates, folder, outcome)
-  optimum = find_optimum(reached, study.learning_rates, not study.higher_is_better)
+  try_rates(study, arm, rates, folder, outcome)
+  optimum = choose_rate(outcome, study.learning_rates, not study.higher_is_better)
   record['rate'] = optimum.rate
   if optimum.is_at_edge:
     print_status(
@@ -331,7 +332,8 @@ def try_rates(
 
   Args:
     folder: of the folders of the runs.
-    outcome: receives the same as 'reached' and 'diverged', by the rate's text.
+    outcome: receives the same as 'reached' and 'diverged', by the rate's text, and as 'steps' how many the
+      runs took, where all of them reach the metric's goal of `training.stop_when`.
 
   Raises:
     Diverged: if every rate diverged.
@@ -349,11 +351,17 @@ def try_rates(
     train_runs(runs, lost)
   finally:
     outcome['diverged'] = {rate: reason for (rate, _), reason in lost['diverged'].items()}
-  reached = {}
+  reached, steps, rule = {}, {}, arm.experiment.stop_rule
+  has_goal = rule.is_goal and rule.metric == study.metric
   for (rate, _), run in runs.items():
     if rate not in outcome['diverged']:
       reached.setdefault(rate, []).append(store.final_metrics(run.workdir)[study.metric])
+      if has_goal:
+        validations = read_validations(run.workdir, arm.config.training.steps)
+        steps.setdefault(rate, []).append(validations[-1]['step'] if rule(validations) else None)
   outcome['reached'] = {rate: sum(of_runs) / len(of_runs) for rate, of_runs in reached.items()}
+  if has_goal:
+    outcome['steps'] = {rate: sum(taken) / len(taken) for rate, taken in steps.items() if None not in taken}
   if not outcome['reached']:
     raise Diverged(f'the arm diverged at every one of learning_rates={tuple(rates)}')
   return {float(rate): value for rate, value in outcome['reached'].items()}

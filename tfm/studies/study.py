@@ -54,7 +54,8 @@ class Study:
       nothing: arms are compared in the share of their seeds that do; None: in the metric itself.
     measures: what to measure on the trained runs beyond validation, as specs of tfm/studies/measures.
     learning_rates: each arm trains at its best rate between these, found with runs at seeds that are not
-      reported; (): all arms train at the rate of their config.
+      reported; (): all arms train at the rate of their config. Rates whose runs reach the goal that
+      `training.stop_when` has for the metric are compared by the steps until then.
     runs_per_rate: how many of them at each rate, which counts by their mean. One run may do well by luck at a
       rate near which arms collapse; a rate at which any run diverges is not chosen.
     scales: the names on the last axis of `product`: sizes at which every arm is trained, three or more; the

@@ -13,9 +13,11 @@ class StopRule(Protocol):
 
   Attributes:
     metric: the one that it reads; '': none.
+    is_goal: whether it ends a run because a value is reached, so that fewer steps are better.
   """
 
   metric: str
+  is_goal: bool
 
   def __call__(self, validations: Sequence[Mapping[str, float]]) -> bool: ...
 
@@ -25,6 +27,7 @@ class Never:
   """Trains to the last step."""
 
   metric = ''
+  is_goal = False
 
   def __call__(self, validations):
     return False
@@ -36,6 +39,7 @@ class AtLeast:
 
   metric: str
   value: float
+  is_goal = True
 
   def __call__(self, validations):
     return bool(validations) and validations[-1][self.metric] >= self.value
@@ -47,6 +51,7 @@ class AtMost:
 
   metric: str
   value: float
+  is_goal = True
 
   def __call__(self, validations):
     return bool(validations) and validations[-1][self.metric] <= self.value
@@ -59,6 +64,7 @@ class Patience:
   evaluations: PositiveInt
   metric: str = 'loss'
   higher_is_better: bool = False
+  is_goal = False
 
   def __call__(self, validations):
     values = [each[self.metric] * (-1 if self.higher_is_better else 1) for each in validations]

@@ -4,7 +4,7 @@ import re
 import urllib.parse
 from collections.abc import Iterator, Sequence
 
-from tfm.studies.learning_rates import find_optimum, list_rates_tried
+from tfm.studies.learning_rates import choose_rate, list_rates_tried
 from tfm.studies.report import plots, scaling, targets, values
 from tfm.studies.report.axes import XAxis
 from tfm.studies.report.metric_tests import MAX_COLUMNS
@@ -64,13 +64,16 @@ def _list_rates(results: dict, ranking: Ranking, label: str) -> Iterator[Plot]:
     if reached:
       curve = [*reached.values()]
       lines.append(plots.Line(row, [*reached], curve, curve, curve))
-      optima[row.name] = find_optimum(reached, [*map(float, list_rates_tried(arms[row.name]))], is_lower)
+      of_all = [*map(float, list_rates_tried(arms[row.name]))]
+      optima[row.name] = choose_rate(arms[row.name]['rates'], of_all, is_lower)
   if lines:
+    has_goal = any(arms[name]['rates'].get('steps') for name in optima)
+    best = 'best' + ' (of the rates that reach the goal, the fastest)' * has_goal
     yield Plot(
       'rates',
       to_title(f'{results["study"]["metric"]} against learning rate'),
       f'{"One run" if runs == 1 else f"The mean of {runs} runs"} at each rate that was tried in full; the '
-      'ring is the rate of the arm, at the extremum of the parabola through the best and its neighbours.',
+      f'ring is the rate of the arm, at the extremum of the parabola through the {best} and its neighbours.',
       lambda width: plots.draw_rates(lines, optima, label, width),
     )
 
