@@ -2,8 +2,10 @@
 
 import math
 
+import pytest
+
 from tests.studies.report.made_up import results
-from tfm.studies.learning_rates import find_interval
+from tfm.studies.learning_rates import choose_rate, find_interval
 from tfm.studies.report.figures import list_plots
 from tfm.studies.report.ranking import rank_arms
 from tfm.studies.report.tables import tabulate_rates, tabulate_settings
@@ -26,3 +28,27 @@ def test_a_mean_of_runs_is_called_so_and_bounds_the_rate_more_closely():
   low, high = find_interval(REACHED, [*REACHED], 0.002, Spread(floor.deviation / math.sqrt(4), floor.df))
   _, *rates = zip(*(row for _, row in tabulate_settings(study_results, ranking)['rows']))
   assert rates[-1] == (f'0.00219 [{low:.2g}, {high:.2g}]',) * 2
+
+
+def test_rates_that_reach_a_goal_say_in_how_many_steps():
+  """0.002 is the fastest; the ring is at the vertex of the steps, on the line of the metric."""
+  study_results = results(dict(rope=0.0, alibi=0.3), learning_rates=[*REACHED])
+  steps = {'0.001': 300.0, '0.002': 100.0, '0.004': 200.0}
+  for arm in study_results['arms']:
+    arm |= dict(
+      rate=0.00215, rates=dict(reached={f'{rate:g}': x for rate, x in REACHED.items()}, steps=steps)
+    )
+  ranking = rank_arms(study_results)
+  assert tabulate_rates(study_results, ranking).rows[0][1] == [
+    '2.0300 in 300 steps',
+    '2.0000 in 100 steps',
+    '2.0200 in 200 steps',
+  ]
+  optimum = choose_rate(study_results['arms'][0]['rates'], [*REACHED], lower_is_better=False)
+  x = math.log2(optimum.rate / 0.002)
+  assert optimum.best == 0.002 and 0 < x < 0.5 and not optimum.is_at_edge
+  assert optimum.value == pytest.approx(2.0 + 0.02 * x)
+  [plot] = [plot for plot in list_plots(study_results, ranking) if plot.name == 'rates']
+  assert 'the fastest' in plot.caption
+  _, *rates = zip(*(row for _, row in tabulate_settings(study_results, ranking)['rows']))
+  assert rates[-1] == ('0.00215',) * 2
