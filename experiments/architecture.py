@@ -7,7 +7,7 @@ Source:    Vaswani et al. 2017, §4 and table 1; Bahdanau et al. 2015 (recurrent
            Katharopoulos et al. 2020 (linear attention); Arora et al. 2023 (recall).
 Command:   tfm ablate experiments/architecture.py --workdir=runs/architecture   (equal parameters)
            tfm ablate experiments/architecture.py:recall --workdir=runs/architecture-recall    (recall)
-Cost:      0:33 h on 2 CPU cores (x86_64), mamba half of it; recall 1:40 h with --jobs=2.
+Cost:      0:33 h on 2 CPU cores (x86_64), mamba half of it; recall about 1:40 h with --jobs=2.
 Expected:  mamba, convolution and LSTM with attention are better than the transformer in loss by 0.183, 0.137
            and 0.132 nats, linear attention is worse by 0.412 (docs/results/studies/architecture.md). In
            recall the transformer, linear attention and attention above a convolution have 0.99 right in five

@@ -77,10 +77,18 @@ def test_results_that_differ_too_little_bound_nothing():
 
 def test_the_better_half_survives_and_three_at_least():
   reached = {rate: float(i) for i, rate in enumerate((4e-3, 2e-3, 8e-3, 1e-3, 16e-3, 5e-4, 32e-3))}
-  assert select_survivors(reached, True) == [1e-3, 2e-3, 4e-3, 8e-3]
-  assert select_survivors(reached, False) == [5e-4, 1e-3, 16e-3, 32e-3]
-  assert select_survivors(parabola(4e-3), True) == [2e-3, 4e-3, 8e-3]
-  assert select_survivors({1e-3: 1.0, 2e-3: 2.0}, True) == [1e-3, 2e-3]
+  assert select_survivors(dict(reached=reached), True) == [1e-3, 2e-3, 4e-3, 8e-3]
+  assert select_survivors(dict(reached=reached), False) == [5e-4, 1e-3, 16e-3, 32e-3]
+  assert select_survivors(dict(reached=parabola(4e-3)), True) == [2e-3, 4e-3, 8e-3]
+  assert select_survivors(dict(reached={1e-3: 1.0, 2e-3: 2.0}), True) == [1e-3, 2e-3]
+
+
+def test_rates_that_reach_the_goal_survive_before_others():
+  """The slowest of four that reach 0.99 is dropped, though it went farthest beyond, and 0.032 with it."""
+  reached = {'0.001': 0.999, '0.002': 0.991, '0.004': 0.992, '0.008': 0.993, '0.016': 0.9, '0.032': 0.98}
+  steps = {'0.001': 400.0, '0.002': 100.0, '0.004': 200.0, '0.008': 300.0}
+  assert select_survivors(dict(reached=reached, steps=steps), False) == [2e-3, 4e-3, 8e-3]
+  assert select_survivors(dict(reached=reached, steps={'0.016': 100.0}), False) == [1e-3, 8e-3, 16e-3]
 
 
 def test_rungs_are_compared_by_the_rates_in_both():

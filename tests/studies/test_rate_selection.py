@@ -78,24 +78,26 @@ def test_rungs_drop_rates_before_they_train_in_full(file, tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize(
-  ('changes', 'devices', 'groups'),
+  ('changes', 'platform', 'devices', 'groups'),
   [
-    ({}, 1, [[0, 2, 3, 4]]),
-    ({'stop_when': 'at_most("loss", 1)'}, 1, [[0], [2], [3], [4]]),
-    ({'stop_when': 'at_most("loss", 1)'}, 3, [[0, 2, 3], [4]]),
-    ({'local_checkpoint_dir': 'here'}, 3, [[0], [2], [3], [4]]),  # which no ensemble supports
+    ({}, 'cpu', 1, [[0, 2, 3, 4]]),
+    ({'stop_when': 'at_most("loss", 1)'}, 'cpu', 1, [[0], [2], [3], [4]]),
+    ({'stop_when': 'at_most("loss", 1)'}, 'cpu', 3, [[0, 2, 3], [4]]),
+    ({'stop_when': 'at_most("loss", 1)'}, 'gpu', 1, [[0, 2, 3, 4]]),
+    ({'local_checkpoint_dir': 'here'}, 'gpu', 3, [[0], [2], [3], [4]]),  # which no ensemble supports
   ],
 )
 def test_runs_that_may_end_early_wait_for_no_others_on_a_cpu(
-  file, tmp_path, monkeypatch, changes, devices, groups
+  file, tmp_path, monkeypatch, changes, platform, devices, groups
 ):
   """The second run has diverged; a device trains one run at a time, unless all end at the same step."""
-  monkeypatch.setattr(runner.jax, 'local_device_count', lambda: devices)
   config = complete(studies.load_study(file).config)
   config.training.update(changes)
   run_dirs = {
     seed: RunDir.from_config(resolve_config(config), seed, tmp_path / str(seed)) for seed in range(5)
   }
+  monkeypatch.setattr(runner.jax, 'local_device_count', lambda: devices)
+  monkeypatch.setattr(runner.jax, 'default_backend', lambda: platform)
   assert runner.group_runs(run_dirs, {1: 'the loss is nan'}) == groups
 
 

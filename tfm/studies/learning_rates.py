@@ -62,9 +62,7 @@ def choose_rate(outcome: Mapping[str, Any], tried: Sequence[float], lower_is_bet
   Args:
     outcome: of the rates in full, as in arm.json; tried: all rates.
   """
-  reached, steps = (
-    dict(sorted((float(rate), x) for rate, x in outcome.get(key, {}).items())) for key in ('reached', 'steps')
-  )
+  reached, steps = _by_rate(outcome)
   if not steps:
     return find_optimum(reached, tried, lower_is_better)
   optimum = find_optimum(steps, tried, lower_is_better=True)
@@ -120,12 +118,25 @@ def rank_correlation(before: Mapping[float, float], after: Mapping[float, float]
   return float(stats.spearmanr(*pair).statistic)
 
 
-def select_survivors(reached: Mapping[float, float], lower_is_better: bool) -> list[float]:
+def select_survivors(outcome: Mapping[str, Any], lower_is_better: bool) -> list[float]:
   """The better half of the rates, ascending: those that enter the next rung of successive halving (Jamieson &
-  Talwalkar 2016); `study.count_survivors` of them.
+  Talwalkar 2016); `study.count_survivors` of them. First come those that reached the goal, the fastest first.
+
+  Args:
+    outcome: of the rates of a rung, as in arm.json.
   """
-  order = sorted(reached, key=reached.get, reverse=not lower_is_better)
+  reached, steps = _by_rate(outcome)
+  sign = 1 if lower_is_better else -1
+  order = sorted(reached, key=lambda rate: (rate not in steps, steps.get(rate, sign * reached[rate])))
   return sorted(order[: count_survivors(len(order))])
+
+
+def _by_rate(outcome: Mapping[str, Any]) -> tuple[dict[float, float], dict[float, float]]:
+  """Rate → the metric that it reached, and → the steps until its goal; both ascending in the rate."""
+  reached, steps = (
+    dict(sorted((float(rate), x) for rate, x in outcome.get(key, {}).items())) for key in ('reached', 'steps')
+  )
+  return reached, steps
 
 
 def list_rates_tried(record: Mapping[str, Any]) -> set[str]:

@@ -28,6 +28,7 @@ from tfm.studies.study import Study, prefix_errors
 from tfm.training.metrics import read_validations
 from tfm.training.progress_line import print_status
 from tfm.training.reporters import Diverged
+from tfm.training.vmapped_runs import runs_vmapped
 
 
 _log = logging.getLogger(__name__)
@@ -244,7 +245,7 @@ def group_runs(runs: Mapping[Hashable, RunDir], diverged: Mapping[Hashable, str]
   except ValueError as error:
     _log.info('training one run after another: %s', error)
     return [[key] for key in keys]
-  if experiment.stop_rule.metric and jax.default_backend() == 'cpu':
+  if experiment.stop_rule.metric and not runs_vmapped(jax.default_backend()):
     size = jax.local_device_count()
     return [keys[i : i + size] for i in range(0, len(keys), size)]
   return [keys]
@@ -312,8 +313,8 @@ def select_learning_rate(study: Study, arm: Arm, folder: pathlib.Path, record: d
   outcome['runs'] = study.runs_per_rate
   outcome['rungs'] = {steps: outcome.get('rungs', {}).get(steps, {}) for steps in rungs}
   for steps, rung in rungs.items():
-    reached = try_rates(study, rung, rates, folder / f'rung{steps}', outcome['rungs'][steps])
-    rates = select_survivors(reached, not study.higher_is_better)
+    try_rates(study, rung, rates, folder / f'rung{steps}', outcome['rungs'][steps])
+    rates = select_survivors(outcome['rungs'][steps], not study.higher_is_better)
   try_rates(study, arm, rates, folder, outcome)
   optimum = choose_rate(outcome, study.learning_rates, not study.higher_is_better)
   record['rate'] = optimum.rate
@@ -327,13 +328,14 @@ def select_learning_rate(study: Study, arm: Arm, folder: pathlib.Path, record: d
 
 def try_rates(
   study: Study, arm: Arm, rates: Sequence[float], folder: pathlib.Path, outcome: dict[str, Any]
-) -> dict[float, float]:
-  """Rate → the metric that the arm reaches in the mean of its runs, for rates at which none diverges.
+) -> None:
+  """Trains the runs of each rate.
 
   Args:
     folder: of the folders of the runs.
-    outcome: receives the same as 'reached' and 'diverged', by the rate's text, and as 'steps' how many the
-      runs took, where all of them reach the metric's goal of `training.stop_when`.
+    outcome: receives, by the rate's text: as 'reached' the metric in the mean of its runs, or as 'diverged'
+      why one of them diverged; and as 'steps' how many they took, where all reach the goal that
+      `training.stop_when` has for the metric.
 
   Raises:
     Diverged: if every rate diverged.
@@ -364,7 +366,6 @@ def try_rates(
     outcome['steps'] = {rate: sum(taken) / len(taken) for rate, taken in steps.items() if None not in taken}
   if not outcome['reached']:
     raise Diverged(f'the arm diverged at every one of learning_rates={tuple(rates)}')
-  return {float(rate): value for rate, value in outcome['reached'].items()}
 
 
 def with_learning_rate(arm: Arm, rate: float) -> Arm:

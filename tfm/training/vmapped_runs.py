@@ -157,12 +157,12 @@ def split_states(runs: int, mesh: Mesh) -> Callable[[State], list[State]]:
   return jax.jit(split, out_shardings=NamedSharding(mesh, PartitionSpec()))
 
 
-def runs_vmapped(mesh: Mesh) -> bool:
+def runs_vmapped(platform: str) -> bool:
   """Whether a device computes its runs in one vmapped step rather than one after another.
 
   Not on a CPU: a core has no idle units to fill, and its cache holds one run better than many.
   """
-  return mesh.devices.flat[0].platform != 'cpu'
+  return platform != 'cpu'
 
 
 def ensemble_step(
@@ -178,7 +178,7 @@ def ensemble_step(
   def one_by_one(*runs):
     return jax.lax.map(lambda run: one(*run), runs)
 
-  local_step = jax.vmap(one) if runs_vmapped(mesh) else one_by_one
+  local_step = jax.vmap(one) if runs_vmapped(mesh.devices.flat[0].platform) else one_by_one
   axis = PartitionSpec(RUNS)
   mapped = jax.shard_map(
     local_step, mesh=mesh, in_specs=axis, out_specs=axis, axis_names={RUNS}, check_vma=False
