@@ -22,7 +22,7 @@ MIXERS = {
   'gated delta rule': {'model.mixer': 'gated_delta', 'model.position': 'none'},
 }
 WIDTHS = 16, 32, 64
-PAIRS = 4, 8, 16
+PAIRS = 4, 16
 TASKS = {
   f'{pairs} pairs': {'data.source': f'mqar(length={LENGTH}, pairs={pairs}, vocabulary=34, joined=True)'}
   for pairs in PAIRS
@@ -39,7 +39,7 @@ def get_study(arg: str = '') -> Study:
   config.model = dict(layers=2, width=64, heads=2, position='rope', initializer='lecun_normal')
   config.optimizer = dict(learning_rate=4e-3, schedule='cosine', warmup=50)
   config.training = dict(
-    steps=800, batch_size=32, evaluate_every=50, stop_when=f'at_least("accuracy", {SOLVED})'
+    steps=3000, batch_size=32, evaluate_every=150, stop_when=f'at_least("accuracy", {SOLVED})'
   )
   arms = product(MIXERS, {f'width {width}': {'model.width': width} for width in WIDTHS}, TASKS)
   return Study(
@@ -55,7 +55,7 @@ def get_study(arg: str = '') -> Study:
     tasks=tuple(TASKS),
     metric='accuracy',
     higher_is_better=True,
-    seeds=2,
-    learning_rates=(1e-3, 2e-3, 4e-3, 8e-3),
+    seeds=3,
+    learning_rates=(5e-4, 1.25e-3, 3e-3, 8e-3),
     measures=('initialization',),
   )
