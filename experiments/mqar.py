@@ -56,6 +56,6 @@ def get_study(arg: str = '') -> Study:
     metric='accuracy',
     higher_is_better=True,
     seeds=3,
-    learning_rates=(5e-4, 1.25e-3, 3e-3, 8e-3),
+    learning_rates=(1e-3, 3e-3, 8e-3),
     measures=('initialization',),
   )
