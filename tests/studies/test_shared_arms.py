@@ -1,5 +1,8 @@
 """Several processes of one study."""
 
+import os
+import subprocess
+import sys
 import types
 
 import pytest
@@ -50,6 +53,7 @@ def test_slices_share_the_work_and_every_arm_is_in_one():
 @pytest.mark.parametrize('flag', [['--jobs', '2'], ['--jobs=2']])
 def test_each_process_has_its_slice_and_no_jobs(tmp_path, monkeypatch, flag):
   started = []
+  monkeypatch.setattr(jobs, 'share_cores', lambda jobs: [set()] * jobs)
 
   class Process:
     def __init__(self, command, **_):
@@ -62,3 +66,31 @@ def test_each_process_has_its_slice_and_no_jobs(tmp_path, monkeypatch, flag):
   words = ['ablate', 'which.py', *flag, '--workdir=x']
   assert jobs.run_jobs(words, 2, tmp_path) == []
   assert started == [['ablate', 'which.py', '--workdir=x', f'--slice={i}/2'] for i in (0, 1)]
+
+
+@pytest.mark.parametrize(
+  ('cores', 'count', 'shares'),
+  [
+    ({0, 1}, 2, [{0}, {1}]),
+    ({4, 5, 6, 7, 9}, 2, [{4, 5}, {6, 7, 9}]),
+    ({0, 1, 2, 3}, 3, [{0}, {1}, {2, 3}]),
+    ({0, 1}, 3, [{0, 1}] * 3),
+  ],
+)
+def test_processes_share_the_cores(monkeypatch, cores, count, shares):
+  monkeypatch.setattr(jobs.os, 'sched_getaffinity', lambda _: cores, raising=False)
+  assert jobs.share_cores(count) == shares
+  monkeypatch.delattr(jobs.os, 'sched_getaffinity')
+  assert jobs.share_cores(count) == [set()] * count
+
+
+@pytest.mark.skipif(not hasattr(os, 'sched_setaffinity'), reason='needs CPU affinity, which macOS has not')
+def test_a_process_runs_on_its_share_and_its_parent_on_all_cores():
+  before = os.sched_getaffinity(0)
+  report = [sys.executable, '-c', 'import os; print(*os.sched_getaffinity(0))']
+  for core in before:
+    with jobs.pinned_to({core}):
+      assert subprocess.run(report, capture_output=True, text=True).stdout.split() == [str(core)]
+    assert os.sched_getaffinity(0) == before
+  with jobs.pinned_to(set()):
+    assert os.sched_getaffinity(0) == before

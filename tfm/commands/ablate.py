@@ -40,7 +40,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     type=int,
     default=1,
     metavar='N',
-    help='number of local processes, each with a slice of the arms (default: 1)',
+    help='number of local processes, each with a slice of the arms and of the CPU cores (default: 1)',
   )
   add('--dry_run', action='store_true', help='print the plan and exit')
   add('--report', action='store_true', help='train nothing: write the report of what has been trained')

@@ -7,7 +7,7 @@ import pathlib
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import jax
 
@@ -63,8 +63,39 @@ def slice_arms(arms: dict[str, Arm], text: str | None) -> dict[str, Arm]:
   return {name: arm for name, arm in arms.items() if name in shares[int(first)]}
 
 
+def share_cores(jobs: int) -> list[set[int]]:
+  """The cores of each of N processes, so that their threads do not take turns on all of them.
+
+  Shares are disjoint; they are all cores where there are fewer cores than processes, and empty where the
+  system has no CPU affinity.
+  """
+  if not hasattr(os, 'sched_getaffinity'):  # macOS
+    return [set()] * jobs
+  cores = sorted(os.sched_getaffinity(0))
+  if len(cores) < jobs:
+    return [set(cores)] * jobs
+  bounds = [i * len(cores) // jobs for i in range(jobs + 1)]
+  return [set(cores[start:end]) for start, end in itertools.pairwise(bounds)]
+
+
+@contextlib.contextmanager
+def pinned_to(cores: set[int]) -> Iterator[None]:
+  """Processes that start within run on these cores; on those of this process if there are none."""
+  if not cores:
+    yield
+    return
+  before = os.sched_getaffinity(0)
+  os.sched_setaffinity(0, cores)  # of this thread, which a new process inherits
+  try:
+    yield
+  finally:
+    os.sched_setaffinity(0, before)
+
+
 def run_jobs(words: Sequence[str], jobs: int, workdir: pathlib.Path) -> list[int]:
-  """Runs a command in several processes, each with a slice of the arms; their output goes to DIR/jobs.
+  """Runs a command in several processes, each with a slice of the arms and a share of the CPU cores.
+
+  Their output goes to DIR/jobs.
 
   Args:
     words: the command, with its flag --jobs.
@@ -89,8 +120,8 @@ def run_jobs(words: Sequence[str], jobs: int, workdir: pathlib.Path) -> list[int
     environment['JAX_NUM_CPU_DEVICES'] = str(max(1, jax.config.jax_num_cpu_devices // jobs))
   before = signal.signal(signal.SIGTERM, signal.default_int_handler)
   try:
-    for i in range(jobs):
-      with (folder / f'{i}.txt').open('w', encoding='utf-8') as file:
+    for i, cores in enumerate(share_cores(jobs)):
+      with (folder / f'{i}.txt').open('w', encoding='utf-8') as file, pinned_to(cores):
         processes.append(
           subprocess.Popen(
             [sys.executable, '-m', 'tfm', *own, f'--slice={i}/{jobs}'],

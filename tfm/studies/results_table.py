@@ -177,7 +177,8 @@ def describe_machine() -> dict[str, str]:
   versions = [
     f'{package} {importlib.metadata.version(package)}' for package in ('jax', 'flax', 'optax', 'numpy')
   ]
-  cores = f'{chip_specs.cpu_core_count()} cores{cpu}'
+  count = chip_specs.cpu_core_count()  # of this process: tfm ablate --jobs divides a machine's cores
+  cores = f'{count} core{"s" if count > 1 else ""}{cpu}'
   return dict(
     machine=f'{jax.device_count()} × {device.device_kind}, {cores}, {platform.machine()}',
     versions=', '.join([*versions, f'python {platform.python_version()}']),
