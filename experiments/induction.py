@@ -32,8 +32,9 @@ def get_study(arg: str = '') -> Study:
     literature=(
       'Two layers: the first attends from each token to the one before it, and the second, by that, to what '
       'followed the same token before (Elhage et al. 2021; Olsson et al. 2022, who see no induction heads in '
-      'models of one layer). One layer would have to be exponentially larger (Sanford et al. 2024). Guessing '
-      'among the four values of a text is right in 25 %.'
+      'models of one layer, unless their keys are smeared, each with that of the token before). One layer '
+      'would have to be exponentially larger (Sanford et al. 2024). Guessing among the four values of a text '
+      'is right in 25 %.'
     ),
     config=config,
     base='2 layers',
@@ -41,6 +42,8 @@ def get_study(arg: str = '') -> Study:
       '2 layers': {},
       '1 layer': {'model.layers': 1},
       '1 wide layer': {'model.layers': 1, 'model.width': 88},
+      # Queries, keys and values see the three tokens before (Canon layer B).
+      '1 smeared layer': {'model.layers': 1, 'model.canon': 'B'},
     },
     metric='accuracy',
     higher_is_better=True,

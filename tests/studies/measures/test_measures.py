@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from tfm.config.assemble import Experiment
+from tfm.evaluation.attention_maps import AttentionKind
+from tfm.evaluation.loss_slices import find_repeats
 from tfm.mixers.protocol import Context
 from tfm.models import flops
 from tfm.runs import load as runs
@@ -14,7 +16,7 @@ from tfm.runs.slices import evaluate_slices
 from tfm.runs.train import train
 from tfm.studies import store
 from tfm.studies.arms import build_model
-from tfm.studies.measures import initialization
+from tfm.studies.measures import induction, initialization
 from tfm.studies.measures.protocol import build_measure
 
 
@@ -104,19 +106,65 @@ def test_positions_without_rotation_have_no_scaling(run):
   assert value.value is None and value.why == "config.model.position='alibi' has no scaling"
 
 
-def test_prefix_matching_of_a_head_by_hand():
+def test_prefix_matching_of_a_head_by_hand(run, monkeypatch):
   """One of two heads attends to what followed the first reading of three tokens, but for a tenth."""
   weights = np.zeros((1, 2, 6, 6))
   weights[:, 0, :, 0] = 1
   for query in (3, 4):  # the first and second token again; the third has no successor yet
     weights[:, 1, query, query - 2] = 0.9
-  assert build_measure('induction(length=3)').match(weights) == pytest.approx(0.9)
+  monkeypatch.setattr(induction, 'compute_attention', lambda *_: {})
+  monkeypatch.setattr(AttentionKind, 'weights', lambda *_: [None, weights])
+  tokens = np.array([[4, 5, 6, 4, 5, 6]] * 3)
+  best, by_layer = build_measure('induction(length=3, rows=3)').match_readings(run, run.params, tokens)
+  assert best.value == by_layer.value == pytest.approx(0.9) and by_layer.x == 1
+
+
+def test_successors_of_a_text_equal_a_loop():
+  """Tokens of few kinds in two documents and padding; every third target is not counted."""
+  draw = np.random.default_rng(0)
+  tokens = draw.integers(3, size=(4, 25))
+  segments = np.array([[1] * 9 + [2] * 11 + [0] * 4] * 4)
+  batch = dict(inputs=tokens[:, :-1], targets=tokens[:, 1:], segments=segments)
+  counted = (segments > 0) & (np.arange(24) % 3 > 0)
+  found = induction.find_successors(batch, counted)
+  for b, t, s in np.ndindex(found.shape):
+    expected = (
+      counted[b, t]
+      and 0 < s <= t
+      and segments[b, s - 1] == segments[b, s] == segments[b, t]
+      and tokens[b, s - 1] == tokens[b, t]
+      and tokens[b, s] == tokens[b, t + 1]
+    )
+    assert found[b, t, s] == expected, (b, t, s)
+  repeated = find_repeats(**batch, n=2)
+  np.testing.assert_array_equal(found.any(-1), repeated & counted)  # as the slices of the loss have it
 
 
 def test_induction_of_a_run_that_has_not_learnt_it(run):
   found = measure_run('induction(length=8, rows=4)', run)
-  assert found['prefix_matching'] == max(found['prefix_matching_in_layer'].values()) < 0.5
+  for metric in ('prefix_matching', 'prefix_matching_of_text'):
+    assert 0 < found[metric] == max(found[f'{metric}_in_layer'].values()) < 0.5
   assert abs(found['loss_of_first_reading'] - found['loss_of_second_reading']) < 1
+
+
+def test_random_tokens_are_of_those_in_the_texts(run, monkeypatch):
+  """One token that no text has would have no meaning for a model."""
+  read = []
+  monkeypatch.setattr(
+    induction.Induction, 'match_readings', lambda self, run, params, tokens: read.append(tokens) or []
+  )
+  measure_run('induction(length=8, rows=4)', run)
+  [tokens] = read
+  batch = build_measure('induction(rows=4)').read_texts(run)
+  assert {*tokens.flat} <= {*batch['inputs'][batch['segments'] > 0]} and len({*tokens.flat}) > 8
+  np.testing.assert_array_equal(tokens[:, :8], tokens[:, 8:])
+
+
+def test_texts_without_a_repeated_bigram_have_no_prefix_matching(run):
+  batch = build_measure('induction(rows=2)').read_texts(run)
+  batch['inputs'] = np.arange(batch['inputs'].size).reshape(batch['inputs'].shape)
+  [value] = induction.match_text(run, run.params, batch)
+  assert value.value is None and 'no counted target ends a bigram' in value.why
 
 
 def test_mean_cosine_equals_a_loop_over_pairs():
@@ -251,9 +299,7 @@ def test_over_training_measures_every_checkpoint(tiny, tmp_path):
   train(config, tmp_path)
   run, measure = runs.load(tmp_path), build_measure(text)
   found = measure.measure_run(measure.prepare(run), run, tmp_path)
-  assert {value.metric for value in found} == {
-    f'{name}_at_step' for name in ('prefix_matching', 'loss_of_first_reading', 'loss_of_second_reading')
-  }
+  assert {value.metric for value in found} == {f'{name}_at_step' for name in measure.other.metric_names(())}
   losses = {value.x: value.value for value in found if value.metric == 'loss_of_first_reading_at_step'}
   assert losses == {
     step: measure_run(measure.measure, runs.load(tmp_path, str(step)))['loss_of_first_reading']
