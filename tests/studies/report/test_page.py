@@ -291,6 +291,9 @@ def test_parallel_jobs_are_reported():
 
   assert any('Up to 4 processes' in line for line in explain(4))
   assert not any('processes' in line for line in explain(1))
+  study = results(dict(rope=0.0, alibi=-0.3), seconds=7200)['study']
+  assert dict(sentences.list_origin(study))['time'] == '2:00:00'
+  assert dict(sentences.list_origin(study | dict(jobs=4)))['time'] == '2:00:00, of 4 processes together'
 
 
 def test_the_noise_floor_is_that_of_the_analysis_of_variance():

@@ -279,13 +279,14 @@ def list_origin(study: dict) -> list[tuple[str, str]]:
     else study.get(key)
     for key in ('versions', 'data')
   }
-  seconds = study.get('seconds')
+  seconds, jobs = study.get('seconds'), study.get('jobs', 0)
+  time = seconds is not None and str(datetime.timedelta(seconds=round(seconds)))
   origin = (
     ('command', study.get('command')),
     ('machine', study.get('machine')),
     ('date', study.get('date')),
     ('report', study.get('written')),
-    ('time', seconds is not None and str(datetime.timedelta(seconds=round(seconds)))),
+    ('time', f'{time}, of {jobs} processes together' if time and jobs > 1 else time),
     ('seeds', ', '.join(map(str, study['seeds']))),
     ('data', joined['data']),
     ('versions', joined['versions']),
