@@ -4,7 +4,7 @@ Question:  How wide must a model be to recall n pairs, with attention and with a
 Source:    Arora et al. 2023 (Zoology, figure 2 and appendix E: two layers, the best of four rates, runs ended
            at 0.99); Arora et al. 2024 (Based: recall grows with the state).
 Command:   tfm ablate experiments/mqar.py --workdir=runs/mqar --jobs=2
-Cost:      1:33 h on 2 CPU cores.
+Cost:      1:33 h on 2 CPU cores, with --jobs=2.
 Expected:  at width 64 all three solve 4 and 16 pairs in three of three seeds, attention after 300 and 450
            steps, linear attention after 1,150 and 800, the gated delta rule after 1,050 and 2,000; at 32
            attention alone does (docs/results/studies/mqar.md).
