@@ -160,6 +160,16 @@ def test_random_tokens_are_of_those_in_the_texts(run, monkeypatch):
   np.testing.assert_array_equal(tokens[:, :8], tokens[:, 8:])
 
 
+def test_induction_refuses_an_objective_without_next_tokens(run):
+  config = run.config.copy_and_resolve_references()
+  config.objective = 'classification(10)'
+  experiment = Experiment(config)
+  with pytest.raises(
+    ValueError, match='predicts each next token, and Classification does not; use causal_lm'
+  ):
+    build_measure('induction(length=8)').validate(experiment, run.model)
+
+
 def test_texts_without_a_repeated_bigram_have_no_prefix_matching(run):
   batch = build_measure('induction(rows=2)').read_texts(run)
   batch['inputs'] = np.arange(batch['inputs'].size).reshape(batch['inputs'].shape)

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from tfm.data import pipeline
+from tfm.errors import require
 from tfm.evaluation.attention_maps import compute_attention, list_kinds
 from tfm.evaluation.length_extrapolation import explain_impossible, sum_by_position, validate_model
 from tfm.mixers.protocol import Context
@@ -37,6 +38,10 @@ class Induction(protocol.Measure):
 
   Attributes:
     length: of a reading; rows: how many are read, of random tokens and of the validation split.
+
+  Raises (from `validate`):
+    ValueError: for a model that is no decoder or has too few positions, and for an objective that does not
+      predict each next token.
   """
 
   length: Size = 25
@@ -44,6 +49,12 @@ class Induction(protocol.Measure):
 
   def validate(self, experiment, model):
     validate_model(model, ())
+    objective = experiment.objective
+    require(
+      isinstance(objective, CausalLM),
+      f'induction needs an objective that predicts each next token, and {type(objective).__name__} does not; '
+      'use causal_lm or answers',
+    )
     if impossible := explain_impossible(model, 2 * self.length):
       raise ValueError(f"measures='induction(length={self.length})' is {impossible}")
 
@@ -108,9 +119,6 @@ class Induction(protocol.Measure):
 def match_text(run: Run, params: PyTree, batch: Mapping[str, np.ndarray]) -> list[Value]:
   """The prefix matching on texts, of the best head of all and of each layer."""
   objective, metric = run.experiment.objective, 'prefix_matching_of_text'
-  if not isinstance(objective, CausalLM):
-    why = f'{type(objective).__name__} does not predict each next token; use causal_lm or answers'
-    return [Value(metric, None, why=f'{metric} needs an objective that does, and {why}')]
   prefix, weights = objective.prefix_and_weights(batch, None)
   where = find_successors(batch, np.asarray(weights) > 0)
   if not where.any():
