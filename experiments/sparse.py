@@ -5,9 +5,9 @@ Source:    Beltagy et al. 2020 (window, longformer); Zaheer et al. 2020 (bigbird
            (reformer); Wang et al. 2020 (linformer); Tay et al. 2020 (retrieval in the Long Range Arena).
 Command:   tfm ablate experiments/sparse.py --workdir=runs/sparse
 Cost:      0:50 h on 2 CPU cores with --jobs=2, beside other work.
-Expected:  full attention and Reformer solve it in all five seeds (1.00 and 0.96), the others in none: windows,
-           Longformer and BigBird find the twins in sight, 0.34 to 0.41 with guesses, in most seeds
-           (docs/results/studies/sparse.md).
+Expected:  full attention and Reformer solve it in all five seeds (1.00 and 0.96), the others in none:
+           windows, Longformer and BigBird find the twins in sight, 0.34 to 0.41 with guesses, in most
+           seeds (docs/results/studies/sparse.md).
 """
 
 from ml_collections import ConfigDict
