@@ -52,12 +52,12 @@ def test_slices_share_the_work_and_every_arm_is_in_one():
 
 @pytest.mark.parametrize('flag', [['--jobs', '2'], ['--jobs=2']])
 def test_each_process_has_its_slice_and_no_jobs(tmp_path, monkeypatch, flag):
-  started = []
-  monkeypatch.setattr(jobs, 'share_cores', lambda jobs: [set()] * jobs)
+  started, cores = [], []
 
   class Process:
     def __init__(self, command, **_):
       started.append(command[3:])
+      cores.append(os.sched_getaffinity(0) if hasattr(os, 'sched_getaffinity') else set())
 
     def wait(self):
       return 0
@@ -66,6 +66,7 @@ def test_each_process_has_its_slice_and_no_jobs(tmp_path, monkeypatch, flag):
   words = ['ablate', 'which.py', *flag, '--workdir=x']
   assert jobs.run_jobs(words, 2, tmp_path) == []
   assert started == [['ablate', 'which.py', '--workdir=x', f'--slice={i}/2'] for i in (0, 1)]
+  assert cores == jobs.share_cores(2)
 
 
 @pytest.mark.parametrize(

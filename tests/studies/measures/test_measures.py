@@ -170,6 +170,18 @@ def test_induction_refuses_an_objective_without_next_tokens(run):
     build_measure('induction(length=8)').validate(experiment, run.model)
 
 
+def test_prefix_matching_of_texts_adds_up_all_successors(run, monkeypatch):
+  """A head that attends to all tokens alike gives each of them one part of the text that is read."""
+  monkeypatch.setattr(induction, 'LONGEST', 20)
+  monkeypatch.setattr(induction, 'compute_attention', lambda *_: {})
+  monkeypatch.setattr(AttentionKind, 'weights', lambda *_: [np.full((1, 2, 20, 20), 1 / 20)])
+  batch = build_measure('induction(rows=4)').read_texts(run)
+  found = induction.find_successors(batch, batch['segments'] > 0)
+  best, _ = induction.match_text(run, run.params, batch)
+  assert found.shape == (4, 20, 20) and found.any()
+  assert best.value == pytest.approx(found.sum(-1)[found.any(-1)].mean() / 20)
+
+
 def test_texts_without_a_repeated_bigram_have_no_prefix_matching(run):
   batch = build_measure('induction(rows=2)').read_texts(run)
   batch['inputs'] = np.arange(batch['inputs'].size).reshape(batch['inputs'].shape)

@@ -4,6 +4,7 @@ import pytest
 
 from tests.studies.report.made_up import results
 from tests.studies.report.test_ranking import with_parts
+from tfm.studies.report import sentences
 from tfm.studies.report.caveats import list_caveats
 from tfm.studies.report.ranking import rank_arms
 
@@ -139,3 +140,15 @@ def test_sameness_is_transferred_to_other_texts_by_its_margin():
   assert not caveats(study_results, 'alibi: the verdict')
   study_results = with_parts(results(dict(rope=0.0, alibi=0.0), equal_within=0.05), 0.5)
   assert caveats(study_results, 'alibi: the verdict')
+
+
+def test_parallel_jobs_are_reported():
+  def explain(jobs):
+    study_results = results(dict(rope=0.0, alibi=-0.3), jobs=jobs)
+    return sentences.explain_statistics(study_results, rank_arms(study_results))
+
+  assert any('Up to 4 processes' in line for line in explain(4))
+  assert not any('processes' in line for line in explain(1))
+  study = results(dict(rope=0.0, alibi=-0.3), seconds=7200)['study']
+  assert dict(sentences.list_origin(study))['time'] == '2:00:00'
+  assert dict(sentences.list_origin(study | dict(jobs=4)))['time'] == '2:00:00, of 4 processes together'

@@ -284,18 +284,6 @@ def test_learning_rates_are_reported_with_all_candidates(tmp_path):
   assert text in whole and (tmp_path / 'rates.png').exists()
 
 
-def test_parallel_jobs_are_reported():
-  def explain(jobs):
-    study_results = results(dict(rope=0.0, alibi=-0.3), jobs=jobs)
-    return sentences.explain_statistics(study_results, rank_arms(study_results))
-
-  assert any('Up to 4 processes' in line for line in explain(4))
-  assert not any('processes' in line for line in explain(1))
-  study = results(dict(rope=0.0, alibi=-0.3), seconds=7200)['study']
-  assert dict(sentences.list_origin(study))['time'] == '2:00:00'
-  assert dict(sentences.list_origin(study | dict(jobs=4)))['time'] == '2:00:00, of 4 processes together'
-
-
 def test_the_noise_floor_is_that_of_the_analysis_of_variance():
   study_results = results(dict(rope=0.0, alibi=-0.3))
   ranking = rank_arms(study_results)
