@@ -52,10 +52,53 @@ def test_a_rate_counts_by_the_mean_of_its_runs_and_not_if_one_diverges(file, tmp
   selected = runner.select_learning_rate(study, arm, tmp_path, record := {})
   assert 0.001 < selected.config.optimizer.learning_rate < 0.01
   assert record['rates'] == dict(
-    runs=2, rungs={}, reached={'0.001': 3.0, '0.003': 2.1, '0.01': 2.25}, diverged={'0.03': 'the loss is nan'}
+    runs=2,
+    beyond=0,
+    rungs={},
+    reached={'0.001': 3.0, '0.003': 2.1, '0.01': 2.25},
+    diverged={'0.03': 'the loss is nan'},
   )
   assert len({*trained}) == 8
   assert study.selection_runs == 8
+
+
+@pytest.mark.parametrize(
+  ('beyond', 'loss', 'tried', 'rate'),
+  [
+    (0, lambda x: -x, {}, 0.008),  # at the highest
+    (1, lambda x: -x, {0.016: -4}, 0.016),
+    (3, lambda x: abs(x - 3), {0.016: 1}, 0.008),  # of which one brackets the best
+    (3, lambda x: abs(x - 5), {0.016: 1, 0.032: 0, 0.064: 1}, 0.032),
+    (3, lambda x: abs(x + 1), {0.0005: 0, 0.00025: 1}, 0.0005),
+    (3, lambda x: -x if x < 4 else None, {0.016: None}, 0.008),  # the next diverges
+  ],
+)
+def test_an_arm_that_is_best_at_an_end_tries_further_rates(
+  file, tmp_path, monkeypatch, beyond, loss, tried, rate
+):
+  """Losses by the doublings of 0.001."""
+  trained, grid = [], (0.002, 0.008, 0.001, 0.004)
+
+  def reach(workdir):
+    return dict(loss=loss(round(math.log2(float(workdir.name.removeprefix('rate')) / 0.001))))
+
+  def train(runs, record):
+    for key, run in runs.items():
+      trained.append(run.config.optimizer.learning_rate)
+      if reach(run.workdir)['loss'] is None:
+        record['diverged'][key] = 'the loss is nan'
+
+  monkeypatch.setattr(runner, 'train_runs', train)
+  monkeypatch.setattr(store, 'final_metrics', reach)
+  study = dataclasses.replace(studies.load_study(file), learning_rates=grid, rates_beyond=beyond)
+  arm = Arm('rope', {}, Experiment(resolve_config(complete(study.config))), {}, 0, 0.0, 0)
+  selected = runner.select_learning_rate(study, arm, tmp_path, record := {})
+  assert {*trained} == {*grid, *tried} and selected.config.optimizer.learning_rate == rate
+  found = record['rates']
+  assert {float(key) for key in found['diverged']} == {key for key, value in tried.items() if value is None}
+  for key, value in tried.items():
+    assert value is None or found['reached'][f'{key:g}'] == value
+  assert found['beyond'] == beyond
 
 
 @pytest.mark.slow

@@ -221,6 +221,16 @@ def test_invalid_metrics_and_measures_are_rejected_before_training(tiny, fields,
       (1e-3,),
       'has a learning rate selected with runs_per_rate=3, and the study has runs_per_rate=1; set it back',
     ),
+    (
+      dict(rate=1e-3, rates=dict(reached={'0.001': 2.0, '0.002': 2.0}, beyond=1)),
+      (1e-3,),
+      'has a learning rate selected with rates_beyond=1, and the study has rates_beyond=0; set it back',
+    ),
+    (
+      dict(rate=1e-3, rates=dict(reached={'0.001': 2.0, '0.002': 2.0, '0.004': 3.0}, beyond=1)),
+      (1e-3,),
+      'from 0.001, 0.002, 0.004, and the study',
+    ),
   ],
 )
 def test_changed_learning_rates_are_rejected(file, done, tmp_path, changed, rates, sentence):

@@ -124,6 +124,10 @@ def test_invalid_scales_are_rejected(fields, sentence):
       "the arm 'slow' sets optimizer.learning_rate",
     ),
     (dict(learning_rates=(1e-3, 0.001)), 'has a duplicate'),
+    (
+      dict(learning_rates=(1e-3,), rates_beyond=1),
+      'rates_beyond=1 continue the learning_rates=(0.001,); use',
+    ),
     (dict(learning_rates=1e-3), 'learning_rates=0.001 must be of type tuple'),
     (dict(learning_rates=(-1.0, 1.0)), 'learning_rates=(-1.0, 1.0) has an entry that must be above 0'),
     (dict(learning_rates=('a',)), "learning_rates=('a',) has an entry that must be of type float"),

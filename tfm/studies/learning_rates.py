@@ -95,6 +95,14 @@ def find_interval(
   return best * math.exp((-B - root) / (2 * A)), best * math.exp((-B + root) / (2 * A))
 
 
+def rate_beyond(tried: Sequence[float], end: float) -> float:
+  """The rate beyond the lowest or highest of those tried, as far as its neighbour on the other side by their
+  logarithms.
+  """
+  neighbour = sorted(tried, key=lambda rate: abs(math.log(rate / end)))[1]
+  return float(f'{end**2 / neighbour:.3g}')
+
+
 def find_neighbours(reached: Mapping[float, float], tried: Sequence[float], best: float) -> list[float]:
   """The best rate and the rates tried next to it, ascending, without those that have no result."""
   grid = sorted(tried)

@@ -4,7 +4,7 @@ import typing
 from typing import Any, TypedDict
 
 from tfm.errors import require
-from tfm.spec import NonNegativeFloat, PositiveFloat, PositiveInt, shorten, unsuitable_reason
+from tfm.spec import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, shorten, unsuitable_reason
 
 
 class Machine(TypedDict):
@@ -24,9 +24,13 @@ class Outcome(TypedDict, total=False):
 
 
 class Rates(Outcome, total=False):
-  """The outcome of the rates in full, and of each rung by its steps; runs: at each rate (1 if missing)."""
+  """The outcome of the rates in full, and of each rung by its steps.
+
+  runs: at each rate (1 if missing); beyond: the `rates_beyond` of the study (0 if missing).
+  """
 
   runs: PositiveInt
+  beyond: NonNegativeInt
   rungs: dict[int, Outcome]
 
 

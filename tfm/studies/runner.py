@@ -21,7 +21,7 @@ from tfm.runs.run_dir import RunDir
 from tfm.runs.train import train_ensemble
 from tfm.studies import store
 from tfm.studies.arms import Arm, build_model
-from tfm.studies.learning_rates import choose_rate, list_rates_tried, select_survivors
+from tfm.studies.learning_rates import choose_rate, list_rates_tried, rate_beyond, select_survivors
 from tfm.studies.measures.protocol import Measure, build_measure
 from tfm.studies.results_table import describe_machine
 from tfm.studies.study import Study, prefix_errors
@@ -132,17 +132,20 @@ def check_resumable(study: Study, arms: Mapping[str, Arm], workdir: pathlib.Path
         origin = (
           f'selected from {", ".join(sorted(tried, key=float))}' if tried else 'set by its config alone'
         )
+        found = record.get('rates') or {}
         require(
-          tried == rates,
+          tried == rates or (rates < tried and len(tried - rates) <= found.get('beyond', 0)),
           f'the arm {arm.name!r} in {folder} has a learning rate {origin}, and the study has '
           f'learning_rates={study.learning_rates}; set them back or use a new --workdir',
         )
-        runs = (record.get('rates') or {}).get('runs', 1)
-        require(
-          not tried or runs == study.runs_per_rate,
-          f'the arm {arm.name!r} in {folder} has a learning rate selected with runs_per_rate={runs}, and the '
-          f'study has runs_per_rate={study.runs_per_rate}; set it back or use a new --workdir',
-        )
+        for field, before in dict(
+          runs_per_rate=found.get('runs', 1), rates_beyond=found.get('beyond', 0)
+        ).items():
+          require(
+            not tried or before == getattr(study, field),
+            f'the arm {arm.name!r} in {folder} has a learning rate selected with {field}={before}, and the '
+            f'study has {field}={getattr(study, field)}; set it back or use a new --workdir',
+          )
         rate = record.get('rate', arm.config.optimizer.learning_rate)
         run = RunDir.from_config(with_learning_rate(arm, rate).config, seed, folder / f'seed{seed}')
         run.checkpoint_metadata(step)
@@ -295,8 +298,8 @@ def measure_arm(
 
 
 def select_learning_rate(study: Study, arm: Arm, folder: pathlib.Path, record: dict[str, Any]) -> Arm:
-  """The arm at its best learning rate: between those of `study.learning_rates`, by
-  `study.runs_per_rate` runs each from `SELECTION_SEED` on.
+  """The arm at its best learning rate: between those of `study.learning_rates` and, where the best is at an
+  end of them, up to `study.rates_beyond` more; by `study.runs_per_rate` runs each from `SELECTION_SEED` on.
 
   Before the rates that remain train in full, each of `study.rungs` drops half of them.
 
@@ -315,8 +318,14 @@ def select_learning_rate(study: Study, arm: Arm, folder: pathlib.Path, record: d
   for steps, rung in rungs.items():
     try_rates(study, rung, rates, folder / f'rung{steps}', outcome['rungs'][steps])
     rates = select_survivors(outcome['rungs'][steps], not study.higher_is_better)
-  try_rates(study, arm, rates, folder, outcome)
-  optimum = choose_rate(outcome, study.learning_rates, not study.higher_is_better)
+  outcome['beyond'], tried = study.rates_beyond, [*study.learning_rates]
+  while True:
+    try_rates(study, arm, rates, folder, outcome)
+    optimum = choose_rate(outcome, tried, not study.higher_is_better)
+    if not optimum.is_at_edge or len(tried) == len(study.learning_rates) + study.rates_beyond:
+      break
+    tried.append(rate_beyond(tried, optimum.best))
+    rates = [*rates, tried[-1]]
   record['rate'] = optimum.rate
   if optimum.is_at_edge:
     print_status(

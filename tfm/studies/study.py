@@ -24,6 +24,7 @@ Changes = Mapping[str, Any]
 
 JOIN = ' + '  # between the parts of an arm's name
 MAX_SEEDS = 10_000  # far more than decide anything
+MAX_RATES_BEYOND = 10  # a factor of a thousand from rates that double
 # Metrics that are better if lower, also of a split or of one source of a mixture: test_loss, loss/law.
 LOSS = re.compile(r'(\w+_)?(loss|perplexity|bits_per_byte)(/.*)?')
 STEPS, RATE, WIDTH = 'training.steps', 'optimizer.learning_rate', 'model.feed_forward_width'
@@ -56,6 +57,8 @@ class Study:
     learning_rates: each arm trains at its best rate between these, found with runs at seeds that are not
       reported; (): all arms train at the rate of their config. Rates whose runs reach the goal that
       `training.stop_when` has for the metric are compared by the steps until then.
+    rates_beyond: how many further rates an arm may try whose best is at an end of the `learning_rates`: each
+      is as far beyond that end as the end is from its neighbour, by its logarithm.
     runs_per_rate: how many of them at each rate, which counts by their mean. One run may do well by luck at a
       rate near which arms collapse; a rate at which any run diverges is not chosen.
     scales: the names on the last axis of `product`: sizes at which every arm is trained, three or more; the
@@ -84,6 +87,7 @@ class Study:
   solved_at: float | None = None
   measures: tuple[str, ...] = ()
   learning_rates: tuple[PositiveFloat, ...] = ()
+  rates_beyond: Annotated[int, Interval(ge=0, le=MAX_RATES_BEYOND)] = 0
   runs_per_rate: Annotated[int, Interval(ge=1, le=MAX_SEEDS)] = 1
   rungs: tuple[Annotated[float, Interval(gt=0, lt=1)], ...] = ()
   scales: tuple[str, ...] = ()
@@ -120,7 +124,7 @@ class Study:
 
   @property
   def selection_runs(self) -> float:
-    """The cost of selecting an arm's learning rate, in trainings of full length."""
+    """The cost of selecting an arm's learning rate, in trainings of full length, without `rates_beyond`."""
     count, cost = len(self.learning_rates), 0.0
     for fraction in self.rungs:
       cost += fraction * count
@@ -204,6 +208,10 @@ class Study:
     require(
       self.runs_per_rate == 1 or self.learning_rates,
       f'runs_per_rate={self.runs_per_rate} are to choose a learning rate; set learning_rates, or remove it',
+    )
+    require(
+      self.rates_beyond == 0 or len(self.learning_rates) > 1,
+      f'rates_beyond={self.rates_beyond} continue the learning_rates={self.learning_rates}; use two or more',
     )
     if self.rungs and len(self.learning_rates) < 4:
       raise ValueError(

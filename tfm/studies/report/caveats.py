@@ -52,7 +52,7 @@ def _warn_of_rates(results: dict) -> Iterator[str]:
     if arms:
       yield (
         f'The best learning rate of {join_names(arms)} is the {side} that was tried; a wider range may be '
-        'better.'
+        'better (rates_beyond=…).'
       )
 
 
