@@ -32,12 +32,28 @@ def test_a_noisy_arm_is_found_and_equal_ones_are_not(seeds, power):
   assert np.mean(alarms) < 0.1
 
 
+def test_several_noisy_arms_do_not_hide_each_other():
+  """One seed of each of three arms collapses: each of them alone is beside two that vary as much."""
+  draw = np.random.default_rng(0)
+  arms = draw_arms(12, 5, 1, draw)
+  for arm, seed in [(1, 1), (4, 1), (7, 3)]:
+    arms[arm][seed] += 60
+  assert not is_far_noisier(*compare_spreads([1], arms), 12)
+  assert {*find_noisy_arms(arms)} == {1, 4, 7}
+
+
+@pytest.mark.slow
+def test_twelve_equal_arms_are_seldom_noisy():
+  draw = np.random.default_rng(0)
+  assert np.mean([bool(find_noisy_arms(draw_arms(12, 3, 1, draw))) for _ in range(200)]) < 0.1
+
+
 @pytest.mark.parametrize('arms', [3, 6])
 def test_the_ratio_of_spreads_is_f_distributed(arms):
   """Of arms that vary alike, whatever seeds do to them: with n - 1 and (k - 2) (n - 1) degrees of freedom."""
   draw, ratios = np.random.default_rng(arms), []
   for _ in range(300):
-    spread, others = compare_spreads(0, draw_arms(arms, 4, 1, draw))
+    spread, others = compare_spreads([0], draw_arms(arms, 4, 1, draw))
     assert (spread.df, others.df) == (3, 3 * (arms - 2))
     ratios.append(variance_ratio(spread, others))
   assert stats.kstest(ratios, stats.f(3, 3 * (arms - 2)).cdf).pvalue > 1e-3

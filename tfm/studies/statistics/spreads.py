@@ -21,45 +21,54 @@ RATIO = 3
 def find_noisy_arms(values: Mapping[str, Values]) -> list[str]:
   """The arms to be taken out, noisiest first, until the others vary alike.
 
-  Arms with one seed tell nothing and stay.
+  The noisiest arms, fewer than half, are also held against the rest together: each of several hides behind
+  the others. Arms with one seed tell nothing and stay.
   """
   pool, noisy = {arm: of_arm for arm, of_arm in values.items() if len(of_arm) > 1}, []
   while len(pool) > 1:
-    spreads = {arm: compare_spreads(arm, pool) for arm in pool}
-    noisiest = max(pool, key=lambda arm: variance_ratio(*spreads[arm]))
-    differ = is_far_noisier(*spreads[noisiest], len(pool)) or brown_forsythe_p(list_residuals(pool)) <= ALPHA
-    if not differ:
+    ratios = {arm: variance_ratio(*compare_spreads([arm], pool)) for arm in pool}
+    order = sorted(pool, key=ratios.get, reverse=True)
+    groups = (order[:k] for k in range(1, max(2, (len(pool) + 1) // 2)))
+    differ = any(
+      is_far_noisier(*compare_spreads(group, pool), math.comb(len(pool), len(group))) for group in groups
+    )
+    if not differ and brown_forsythe_p(list_residuals(pool)) > ALPHA:
       break
-    noisy.append(noisiest)
-    del pool[noisiest]
+    noisy.append(order[0])
+    del pool[order[0]]
   # Without a second arm that varies like it, the last one is no pool.
   return noisy + [*pool] if noisy and len(pool) == 1 else noisy
 
 
-def compare_spreads(arm: str, values: Mapping[str, Values]) -> tuple[Spread, Spread]:
-  """How an arm varies, and how the others do, so that the squared ratio is F distributed if they vary alike.
+def compare_spreads(arms: Sequence[str], values: Mapping[str, Values]) -> tuple[Spread, Spread]:
+  """How some arms vary, and how the others do, so that the squared ratio is F distributed if they vary alike.
 
-  Where the others share seeds, theirs is what remains without the effects of seeds, and the arm's is that of
-  its differences from the mean m of the k others at its seed, of variance σ² (1 + 1 / k).
+  Where the others share seeds, theirs is what remains without the effects of seeds, and an arm's is that of
+  its differences from the mean m of the k others at its seed, of variance σ² (1 + 1 / k). Those of several
+  arms share the m: their ratio is so distributed for many others only.
   """
-  others = {name: of_arm for name, of_arm in values.items() if name != arm}
+  others = {name: of_arm for name, of_arm in values.items() if name not in arms}
   fit = fit_contrasts(others, [])
   effects = seed_effects(others) if fit and fit.blocked else {}
-  differences = [value - effects[seed] for seed, value in values[arm].items() if seed in effects]
-  if len(differences) < 2:
+  differences = [
+    [value - effects[seed] for seed, value in values[arm].items() if seed in effects] for arm in arms
+  ]
+  if min(map(len, differences)) < 2:
     return tuple(
-      pool_spreads([[*each.values()] for each in part]) for part in ([values[arm]], others.values())
+      pool_spreads([[*each.values()] for each in part])
+      for part in ([values[arm] for arm in arms], others.values())
     )
-  spread = pool_spreads([differences])
+  spread = pool_spreads(differences)
   return Spread(spread.deviation / math.sqrt(1 + 1 / len(others)), spread.df), fit.spread
 
 
-def is_far_noisier(spread: Spread, others: Spread, arms: int) -> bool:
-  """Whether the deviation of the noisiest of some arms is over RATIO times that of the others, and not by
-  chance: an F test, corrected for having chosen it (Bonferroni).
+def is_far_noisier(spread: Spread, others: Spread, choices: int) -> bool:
+  """Whether the deviation of the noisiest arms is over RATIO times that of the others, and not by chance.
+
+  An F test, corrected for having chosen them of so many sets of arms (Bonferroni).
   """
   ratio = variance_ratio(spread, others)
-  return ratio > RATIO**2 and float(stats.f.sf(ratio, spread.df, others.df)) * arms <= ALPHA
+  return ratio > RATIO**2 and float(stats.f.sf(ratio, spread.df, others.df)) * choices <= ALPHA
 
 
 def variance_ratio(spread: Spread, others: Spread) -> float:
