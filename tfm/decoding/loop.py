@@ -22,6 +22,7 @@ from tfm.decoding.while_loop import while_loop
 from tfm.mixers.protocol import Context, Memory
 from tfm.models.decoder import Decoder
 from tfm.parallel import host_arrays
+from tfm.parallel.compiler_options import WITHOUT_FUSION_EMITTERS
 from tfm.parallel.sharding import mesh_axes_of, shard_count
 from tfm.shapes import Array, Bool, Int, PyTree
 
@@ -310,7 +311,7 @@ def read_tokens(
   return model.apply({'params': params}, tokens, context, caches, memory, method='features')[1]
 
 
-@functools.partial(jax.jit, static_argnums=(0, 7), donate_argnums=2)
+@functools.partial(jax.jit, static_argnums=(0, 7), donate_argnums=2, compiler_options=WITHOUT_FUSION_EMITTERS)
 def decode_chunk(
   model: Decoder,
   params: PyTree,

@@ -7,6 +7,7 @@ import jax
 from tfm.models.decoder import Decoder
 from tfm.models.encoder_decoder import EncoderDecoder
 from tfm.models.stack import Stack
+from tfm.parallel.compiler_options import WITHOUT_FUSION_EMITTERS
 from tfm.shapes import PyTree
 
 
@@ -65,7 +66,7 @@ def unroll_stack(stack: Stack, params: PyTree) -> PyTree:
   return {**params, 'stack': {**unstack_layers(layers['layers'], repeats), **rest}}
 
 
-@functools.partial(jax.jit, static_argnums=1)
+@functools.partial(jax.jit, static_argnums=1, compiler_options=WITHOUT_FUSION_EMITTERS)
 def unstack_layers(layers: PyTree, repeats: int) -> dict[str, PyTree]:
   """{'layers_0': the first of each leaf, …}."""
   return {f'layers_{i}': jax.tree.map(lambda x: x[i], layers) for i in range(repeats)}

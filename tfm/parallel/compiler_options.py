@@ -1,7 +1,8 @@
-"""XLA's options for the training step: presets by platform, further options, and what the environment sets.
+"""XLA's options: for the training step presets by platform, further options, and what the environment sets;
+and those of decoding.
 
-They go to the compiler with the step (`jax.jit(compiler_options=…)`), not through XLA_FLAGS, which holds for
-everything that a process compiles, and which must be set before JAX starts.
+They go to the compiler with the function (`jax.jit(compiler_options=…)`), not through XLA_FLAGS, which holds
+for everything that a process compiles, and which must be set before JAX starts.
 """
 
 import ast
@@ -197,8 +198,7 @@ class CompilerSettings:
           resolved.setdefault(option, value) == value,
           f'{field}: {other!r} and {name!r} set {option} to different values; leave one of them out',
         )
-    fixed = environment_options(environ)
-    return {option: value for option, value in (resolved | dict(self.options)).items() if option not in fixed}
+    return beside_environment(resolved | dict(self.options), environ)
 
   def describe(self, platform: str, devices: int, environ: Mapping[str, str] = os.environ) -> str:
     """What is set, by what and why, in one line; '' if nothing is."""
@@ -223,6 +223,12 @@ def environment_options(environ: Mapping[str, str]) -> frozenset[str]:
   return frozenset(
     name for variable in VARIABLES for name in re.findall(r'(?<!\S)--(\w+)', environ.get(variable, ''))
   )
+
+
+def beside_environment(options: Options, environ: Mapping[str, str] = os.environ) -> Options:
+  """The options without those that the environment sets."""
+  fixed = environment_options(environ)
+  return {option: value for option, value in options.items() if option not in fixed}
 
 
 def parse_presets(text: str) -> tuple[str, ...]:
@@ -271,3 +277,9 @@ def require_accepted(options: Options) -> None:
       f'config.compiler sets {format_options(options, options)}, which the compiler for a '
       f'{jax.default_backend()} rejects: {reason}'
     ) from error
+
+
+# On a CPU XLA emits fusions by MLIR, or without, as it did before. Without, compiling a decoding loop, whose
+# layers are unrolled, takes some 80 MiB less for the GPT-2 of `tfm benchmark gpt2`, the peak of the process.
+# The loop is about 2 % slower (docs/results/speed.md), a training step 10 %.
+WITHOUT_FUSION_EMITTERS = beside_environment(dict(xla_cpu_use_fusion_emitters=False))
