@@ -174,22 +174,24 @@ def test_the_compiler_for_cpus_accepts_the_preset_and_computes_the_same(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('generation', ['v5e:2x2', 'v5p:2x2x1', 'v6e:2x2'])
-def test_the_compiler_for_tpus_accepts_every_preset(generation):
+def test_the_compiler_for_tpus_accepts_every_preset_and_the_options_of_decoding(generation):
   if not topology.is_libtpu_installed():
     pytest.skip("libtpu is not installed; pip install -e '.[tpu]'")
   lowered = step_for(topology.devices(generation))
   for name in platform_presets('tpu'):
     lowered.compile(compiler_options=settings(name).resolve('tpu', 4, {}))
+  lowered.compile(compiler_options=compiler_options.WITHOUT_FUSION_EMITTERS)
   with pytest.raises(jax.errors.JaxRuntimeError, match='No such compile option'):
     lowered.compile(compiler_options=dict(xla_tpu_nonsense=True))
 
 
 @pytest.mark.slow
-def test_the_compiler_for_gpus_accepts_every_preset():
+def test_the_compiler_for_gpus_accepts_every_preset_and_the_options_of_decoding():
   if not gpu_targets.is_cuda_plugin_installed():
     pytest.skip("JAX's plugin for CUDA is not installed; pip install -e '.[cuda-compiler]'")
   lowered = step_for(topology.devices('h100:4'))
   for name in platform_presets('gpu'):
     lowered.compile(compiler_options=settings(name).resolve('gpu', 4, {}))
+  lowered.compile(compiler_options=compiler_options.WITHOUT_FUSION_EMITTERS)
   with pytest.raises(jax.errors.JaxRuntimeError, match='No such compile option'):
     lowered.compile(compiler_options=dict(xla_gpu_nonsense=True))
