@@ -2,7 +2,10 @@
 compilers accept them.
 """
 
+import os
 import re
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -117,6 +120,19 @@ def test_an_option_that_the_compiler_does_not_know_is_refused_before_anything_el
   with pytest.raises(ValueError, match='xla_nonsense=1, which the compiler for a cpu rejects: No such'):
     train(tiny(**{'compiler.options': 'xla_nonsense=1'}), tmp_path / 'run')
   assert not (tmp_path / 'run').exists()
+
+
+def test_the_compiler_accepts_the_options_of_decoding():
+  # A process of its own: the tests set the option for all that they compile (tfm/conformance/session.py).
+  code = """
+from tfm.parallel.compiler_options import WITHOUT_FUSION_EMITTERS, require_accepted
+require_accepted(WITHOUT_FUSION_EMITTERS)
+print(WITHOUT_FUSION_EMITTERS)
+"""
+  environ = {name: value for name, value in os.environ.items() if name != 'XLA_FLAGS'}
+  run = subprocess.run([sys.executable, '-c', code], env=environ, capture_output=True, text=True, check=False)
+  expected = {'xla_cpu_use_fusion_emitters': False} if jax.__version_info__ < (0, 11) else {}
+  assert run.stdout.strip() == str(expected), run.stderr
 
 
 @pytest.mark.slow
