@@ -143,7 +143,7 @@ def test_successors_of_a_text_equal_a_loop():
 def test_induction_of_a_run_that_has_not_learnt_it(run):
   found = measure_run('induction(length=8, rows=4)', run)
   for metric in ('prefix_matching', 'prefix_matching_of_text'):
-    assert 0 < found[metric] == max(found[f'{metric}_in_layer'].values()) < 0.5
+    assert 0 < found[metric] == max(found[f'{metric}_by_layer'].values()) < 0.5
   assert abs(found['loss_of_first_reading'] - found['loss_of_second_reading']) < 1
 
 

@@ -51,6 +51,16 @@ def test_planted_effects_are_found_at_the_stated_rate(seeds, effect, rate):
   assert (np.abs(difference - truth) <= half).all(1).mean() == pytest.approx(0.95, abs=0.005)
 
 
+@pytest.mark.parametrize('seeds, is_blind', [(2, True), (3, True), (5, True), (8, False)])
+def test_changes_of_sign_show_nothing_with_five_seeds(seeds, is_blind):
+  """The test that reports had before: however large the effect, its p is that of the seeds."""
+  difference = np.ptp(draw_studies(1, seeds, 100.0, 0)[0, :2], axis=0)
+  p = stats.permutation_test((difference,), np.mean, permutation_type='samples', n_resamples=np.inf).pvalue
+  assert p == 2 / 2**seeds
+  # Holm: the smallest of five is multiplied by five.
+  assert (p * (ARMS - 1) > 0.05) == is_blind
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
   'seeds, margin, rate', [(2, 3, 0.17), (3, 3, 0.51), (5, 2, 0.35), (5, 3, 0.94), (8, 2, 0.82)]

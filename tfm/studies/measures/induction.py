@@ -28,10 +28,10 @@ LONGEST = 512  # tokens of a text that are read; attention weights take memory b
 class Induction(protocol.Measure):
   """`prefix_matching` on random tokens that are read twice: the attention of a token of the second reading to
   the one after its first, averaged over tokens, of the head that has the most; also of each layer,
-  `prefix_matching_in_layer` (Olsson et al. 2022, "prefix matching score"). And `loss_of_first_reading` and
+  `prefix_matching_by_layer` (Olsson et al. 2022, "prefix matching score"). And `loss_of_first_reading` and
   `loss_of_second_reading`, in nats per token: a model with induction heads has a low second.
 
-  `prefix_matching_of_text`, and `…_in_layer`, is the same on texts of the validation split: the attention of
+  `prefix_matching_of_text`, and `…_by_layer`, is the same on texts of the validation split: the attention of
   a token to all that followed it before and follow it again, averaged over the counted targets that end such
   a bigram of their text. A model that was trained on texts of one form may have it there alone. The random
   tokens are of those that these texts have, as a model gives no meaning to one that it has never read.
@@ -163,5 +163,5 @@ def name_layers(metric: str, layers: Mapping[int, float]) -> list[Value]:
     return [Value(metric, None, why='no mixer of the model has attention weights')]
   return [
     Value(metric, max(layers.values())),
-    *(Value(f'{metric}_in_layer', value, layer) for layer, value in layers.items()),
+    *(Value(f'{metric}_by_layer', value, layer) for layer, value in layers.items()),
   ]
