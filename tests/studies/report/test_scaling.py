@@ -50,6 +50,11 @@ def test_answer_is_what_was_planted(study_results, tmp_path):
   assert (tmp_path / 'scaling.png').stat().st_size > 1000
   for text in (page.read_text(), (tmp_path / 'report.md').read_text(), format_ranking(study_results)):
     assert answer in text and f'fitted jointly with one E, {curve.floor:.3f}' in text
+  read = dict(scaling.tabulate_read(study_results))['alibi']
+  assert scaling.order_scales(study_results) == [*SCALES]
+  assert [float(cell.split()[0]) for cell in read] == pytest.approx([1.52, 1.21, 0.96, 0.76, 0.61], abs=0.03)
+  assert f'; read without a fit it is worth {read[4]} to {read[0]}' in answer
+  assert ' | '.join(read) in (tmp_path / 'report.md').read_text()
   rows = dict(scaling.tabulate_curves(study_results))
   assert rows['rope'][1:] == ['–', '–', 'base'] and rows['alibi'][3] == 'crosses'
   assert rows['alibi'][0] in (tmp_path / 'report.md').read_text()

@@ -1,11 +1,13 @@
 """Curves of loss against compute: planted ones are found, and a published fit is found again."""
 
+import math
 import pathlib
 
 import numpy as np
 import pytest
+from scipy import stats
 
-from tfm.studies.statistics.scaling import HUBER, PowerLaw, compare_curves, fit_power_law
+from tfm.studies.statistics.scaling import HUBER, PowerLaw, compare_curves, fit_power_law, read_multipliers
 
 
 # Besiroglu et al. 2024, Table 1: E, A, B, alpha, beta.
@@ -103,3 +105,52 @@ def test_intervals_hold():
       for multiplier, true in zip(curves[arm].multipliers, expected)
     )
   assert together >= 35 and np.mean(exponents) >= 0.9  # P < 0.02 if the level is 0.95
+
+
+def test_multipliers_are_read_between_the_points_of_the_base():
+  """Of a base that loses 0.5 for each tenfold compute, an arm with the losses of four times its own."""
+  points = dict(
+    base=[(10.0, [2.5, 2.7]), (100.0, [2.1]), (1000.0, [1.5, 1.7])],
+    arm=[(5.0, [2.65]), (25.0, [2.1]), (25 * 10**0.5, [1.75, 1.95]), (1000.0, [1.3])],
+  )
+  outside, *inside, beyond = read_multipliers(points, 'base')['arm']
+  assert outside is beyond is None
+  assert [m.value for m in inside] == pytest.approx([4, 4])
+  # Deviation of a run 0.1·√2, of 3 degrees of freedom in all; two intervals; at a point, and half way.
+  half = (
+    stats.t.ppf(1 - 0.05 / 4, 3) * np.log(10) / 0.5 * np.sqrt(0.02) * np.sqrt([1 + 1, 1 / 2 + 1 / 4 + 1 / 8])
+  )
+  assert [np.log(m.high / m.value) for m in inside] == pytest.approx(half)
+  assert [np.log(m.value / m.low) for m in inside] == pytest.approx(half)
+
+
+def test_multipliers_between_points_of_a_power_law():
+  """0.9 x^-0.2 = (m x)^-0.25, at each of five points over two tenfolds: within half a percent."""
+  points = {name: [(c, [loss]) for c, loss in of_arm] for name, of_arm in plant(0.0).items()}
+  found = [m.value for m in read_multipliers(points, 'base')['crossing']]
+  assert found == pytest.approx(0.9**-4 * np.geomspace(1, LAST / FIRST, 5) ** -0.2, rel=5e-3)
+
+
+def test_where_the_base_rises_again_its_first_fall_counts():
+  points = dict(base=[(1.0, [3.0]), (10.0, [2.0]), (100.0, [2.5]), (1000.0, [1.5])], arm=[(1.0, [2.25])])
+  (found,) = read_multipliers(points, 'base')['arm']
+  assert 1 < found.value < 10
+
+
+def test_multipliers_of_single_runs_have_no_bounds():
+  single = {name: [(c, [loss]) for c, loss in of_arm] for name, of_arm in plant(0.0).items()}
+  found = [m for m in read_multipliers(single, 'base')['ahead'] if m]
+  assert found and all((m.low, m.high) == (0, math.inf) for m in found)
+
+
+def test_intervals_of_multipliers_that_are_read_hold():
+  """All together in 95 % of 1,000 studies, whose base is a line in log compute."""
+  compute, draw, held = np.geomspace(1, 1e4, 5), np.random.default_rng(0), 0
+  for _ in range(1000):
+    noise = draw.normal(0, 0.02, (2, 5, 4))
+    points = {
+      arm: [(c, 3 - 0.1 * np.log(c * factor) + of_point) for c, of_point in zip(compute, of_arm)]
+      for (arm, factor), of_arm in zip({'base': 1.0, 'arm': 4.0}.items(), noise)
+    }
+    held += all(m is None or m.low <= 4 <= m.high for m in read_multipliers(points, 'base')['arm'])
+  assert 940 <= held <= 985

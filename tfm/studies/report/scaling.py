@@ -11,7 +11,7 @@ from tfm.studies.report.plots import Plot
 from tfm.studies.report.ranking import Series
 from tfm.studies.report.values import count_diverged, scalar_values
 from tfm.studies.report.wording import format_number, join_names
-from tfm.studies.statistics.scaling import DRAWS, Multiplier, ScalingCurve, compare_curves
+from tfm.studies.statistics.scaling import DRAWS, Multiplier, ScalingCurve, compare_curves, read_multipliers
 from tfm.studies.study import split_last
 
 
@@ -28,8 +28,13 @@ def list_points(results: dict) -> Points:
   for arm in results['arms']:
     series, _ = split_last(arm['name'])
     if of_arm := [*losses[arm['name']].values()]:
-      points.setdefault(series, []).append((arm['flops_per_token'] * arm['tokens'], of_arm))
+      points.setdefault(series, []).append((_compute(arm), of_arm))
   return {series: sorted(of_series) for series, of_series in points.items()}
+
+
+def _compute(arm: dict) -> float:
+  """The training FLOPs of a run of an arm."""
+  return arm['flops_per_token'] * arm['tokens']
 
 
 def list_diverged(results: dict) -> list[str]:
@@ -38,20 +43,31 @@ def list_diverged(results: dict) -> list[str]:
   return [*dict.fromkeys(split_last(arm)[0] for arm, count in counts.items() if count)]
 
 
-def fit_curves(results: dict) -> dict[str, ScalingCurve]:
-  """The curve of each series with results at all scales of which no run diverged, the base's first; {} if
-  the base has none, or too few.
-  """
-  if not (scales := results['study'].get('scales')):
-    return {}
-  base, _ = split_last(results['study']['base'])
+def complete_points(results: dict) -> Points:
+  """The points of the series with results at all scales of which no run diverged; {} if the base is none."""
+  scales, base = results['study'].get('scales', ()), split_last(results['study']['base'])[0]
   diverged = list_diverged(results)  # the mean of what finished is not that of all
   points = {
-    series: tuple((compute, float(np.mean(losses))) for compute, losses in of_series)
+    series: of_series
     for series, of_series in list_points(results).items()
     if len(of_series) == len(scales) and series not in diverged
   }
-  return _fit(tuple(points.items()), base) if base in points else {}
+  return points if base in points else {}
+
+
+def fit_curves(results: dict) -> dict[str, ScalingCurve]:
+  """The curve of each of the complete series, the base's first; {} if there are none."""
+  points = {
+    series: tuple((compute, float(np.mean(losses))) for compute, losses in of_series)
+    for series, of_series in complete_points(results).items()
+  }
+  return _fit(tuple(points.items()), split_last(results['study']['base'])[0]) if points else {}
+
+
+def read_curves(results: dict) -> dict[str, list[Multiplier | None]]:
+  """Series → its multiplier at each scale, read between the points of the base; {} if there are none."""
+  points = complete_points(results)
+  return read_multipliers(points, split_last(results['study']['base'])[0]) if points else {}
 
 
 @functools.lru_cache(maxsize=1)  # the page, its text and the terminal show the same curves
@@ -61,7 +77,7 @@ def _fit(points: tuple, base: str) -> dict[str, ScalingCurve]:
 
 def describe_curves(results: dict) -> list[str]:
   """A part of the answer for each series: what a FLOP of it is worth in FLOPs of the base."""
-  curves = fit_curves(results)
+  curves, read = fit_curves(results), read_curves(results)
   base, parts = next(iter(curves), None), []
   for name, curve in curves.items():
     if name == base:
@@ -69,6 +85,9 @@ def describe_curves(results: dict) -> list[str]:
     first, last = (f'{format_multiplier(m)}{{}} at {format_compute(m.compute)}' for m in curve.multipliers)
     worth, relation = first.format(f' FLOPs of {base}'), _RELATIONS[curve.relation](curve)
     parts.append(f'a FLOP of {name} is worth {worth} and {last.format("")}: {relation}')
+    if found := sorted((m for m in read[name] if m), key=lambda m: m.value):
+      ends = dict.fromkeys(map(format_multiplier, (found[0], found[-1])))
+      parts.append(f'read without a fit it is worth {" to ".join(ends)}')
   reasons, diverged = {}, list_diverged(results)
   for name in list_points(results) if curves else ():
     if name not in curves:
@@ -98,7 +117,8 @@ def explain_curves(results: dict) -> list[str]:
     f'Curves: loss = E + A C^−α of the means over seeds, C in training FLOPs, fitted jointly with one E, '
     f'{floor} (Hoffmann et al. 2022, §3.3: Huber loss of log loss); intervals by {DRAWS} bootstrap fits, '
     'those of multipliers hold all together. A multiplier is the compute of the base for the same loss, '
-    "divided by the arm's."
+    "divided by the arm's. Without a fit it is read between the points of the base, where these enclose the "
+    "loss; its intervals are of seeds, all hold together, and leave out how the base's curve bends between."
   ]
 
 
@@ -115,6 +135,22 @@ def tabulate_curves(results: dict) -> list[tuple[str, list[str]]]:
     )
     for name, curve in fit_curves(results).items()
   ]
+
+
+def tabulate_read(results: dict) -> list[tuple[str, list[str]]]:
+  """Series → its multiplier at each scale, by compute, without a fit; '–' where the base has no such loss."""
+  return [
+    (name, [format_multiplier(m) if m else '–' for m in of_series])
+    for name, of_series in read_curves(results).items()
+  ]
+
+
+def order_scales(results: dict) -> list[str]:
+  """The scales by the compute of the base."""
+  base, _ = split_last(results['study']['base'])
+  named = [(*split_last(arm['name']), arm) for arm in results['arms']]
+  compute = {scale: _compute(arm) for series, scale, arm in named if series == base}
+  return sorted(compute, key=compute.get)
 
 
 def list_scaling_plots(results: dict, label: str) -> list[Plot]:

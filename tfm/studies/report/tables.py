@@ -16,7 +16,7 @@ from tfm.studies.report import figures, palette, sentences
 from tfm.studies.report.caveats import list_caveats
 from tfm.studies.report.metric_tests import compare_by_x, compare_scalars
 from tfm.studies.report.ranking import Ranking, Row, rank_arms
-from tfm.studies.report.scaling import tabulate_curves
+from tfm.studies.report.scaling import order_scales, tabulate_curves, tabulate_read
 from tfm.studies.report.suites import tabulate_suite
 from tfm.studies.report.targets import list_targets
 from tfm.studies.report.wording import decimals_for, format_number
@@ -182,6 +182,13 @@ def tabulate_scaling(results: dict) -> XTable | None:
   base = rows and rows[0][0]
   columns = ['exponent', 'smallest', 'largest', 'relation']
   return XTable('compute multiplier', 'training FLOPs', f'against {base}', columns, rows) if rows else None
+
+
+def tabulate_multipliers(results: dict) -> XTable | None:
+  """The multipliers of each series at each scale, without a fit; None without scales."""
+  rows = tabulate_read(results)
+  cells = 'read between the points of the base'
+  return XTable('compute multiplier', 'scale', cells, order_scales(results), rows) if rows else None
 
 
 def tabulate_targets(results: dict, ranking: Ranking) -> XTable | None:

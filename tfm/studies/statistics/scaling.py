@@ -12,7 +12,7 @@ from tfm.studies.statistics.summary import ALPHA
 
 
 with importing_extra('ablation'):
-  from scipy import optimize, special, stats
+  from scipy import interpolate, optimize, special, stats
 
 
 # Residuals of log(loss) beyond this count linearly (Hoffmann et al. 2022, §3.3).
@@ -223,6 +223,60 @@ def compare_curves(
       curve = dataclasses.replace(curve, crossing=math.exp(log_crossing))
     curves[arm] = curve
   return curves
+
+
+def read_multipliers(
+  points: Mapping[str, Sequence[tuple[float, Sequence[float]]]], base: str
+) -> dict[str, list[Multiplier | None]]:
+  """The multipliers of compute at the points of arms, read between the points of the base, without a fit.
+
+  The base's mean loss over log C is interpolated by cubic pieces that rise and fall only where its points do
+  (Fritsch & Butland 1984; scipy's PCHIP). Where it first falls to the mean loss of an arm at compute C is
+  C_base, and m = C_base / C. Intervals are of seeds: Student's for log m, by the slope there, with the
+  deviation of a run pooled over all points, and all hold together (Bonferroni). They do not hold how the
+  base's curve bends between its points.
+
+  Args:
+    points: arm → (compute, losses of seeds) at each scale, by compute; of the base at least two.
+
+  Returns:
+    arm → a multiplier for each of its points, None where the base does not fall to the loss.
+  """
+  losses = [np.asarray(of_point) for of_arm in points.values() for _, of_point in of_arm]
+  df = sum(map(len, losses)) - len(losses)
+  variance = sum(len(x) * np.var(x) for x in losses) / df if df else math.inf
+  z = np.log([compute for compute, _ in points[base]])
+  curve = interpolate.PchipInterpolator(z, [np.mean(of_point) for _, of_point in points[base]])
+  places = {
+    arm: [_find_fall(curve, float(np.mean(of_point))) for _, of_point in of_arm]
+    for arm, of_arm in points.items()
+    if arm != base
+  }
+  count = max(1, sum(place is not None for of_arm in places.values() for place in of_arm))
+  t = float(stats.t.ppf(1 - ALPHA / count / 2, max(1, df)))
+
+  def multiplier(place, compute, of_point):
+    if place is None:
+      return None
+    # The base's loss there varies about as the mean of its neighbours', weighted by distance.
+    i = min(max(np.searchsorted(z, place) - 1, 0), len(z) - 2)
+    part = (place - z[i]) / (z[i + 1] - z[i])
+    counts = [len(of_base) for _, of_base in points[base][i : i + 2]]
+    shares = 1 / len(of_point) + (1 - part) ** 2 / counts[0] + part**2 / counts[1]
+    half = t * math.sqrt(variance * shares) / -float(curve(place, 1))
+    log_m = place - math.log(compute)
+    return Multiplier(compute, *map(safe_exp, (log_m, log_m - half, log_m + half)))
+
+  return {
+    arm: [multiplier(place, *point) for place, point in zip(of_arm, points[arm])]
+    for arm, of_arm in places.items()
+  }
+
+
+def _find_fall(curve: interpolate.PchipInterpolator, loss: float) -> float | None:
+  """Where a curve first falls to a loss between its points; None if nowhere."""
+  roots = curve.solve(loss, extrapolate=False)
+  return next((float(root) for root in np.sort(roots) if curve(root, 1) < 0), None)
 
 
 def log_multiplier(law: PowerLaw, arm: int, base: int, compute: float) -> float:
