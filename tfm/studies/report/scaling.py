@@ -45,7 +45,9 @@ def list_diverged(results: dict) -> list[str]:
 
 def complete_points(results: dict) -> Points:
   """The points of the series with results at all scales of which no run diverged; {} if the base is none."""
-  scales, base = results['study'].get('scales', ()), split_last(results['study']['base'])[0]
+  if not (scales := results['study'].get('scales')):
+    return {}
+  base, _ = split_last(results['study']['base'])
   diverged = list_diverged(results)  # the mean of what finished is not that of all
   points = {
     series: of_series
@@ -146,7 +148,7 @@ def tabulate_read(results: dict) -> list[tuple[str, list[str]]]:
 
 
 def order_scales(results: dict) -> list[str]:
-  """The scales by the compute of the base."""
+  """The scales by the compute of the base, of a study that has them."""
   base, _ = split_last(results['study']['base'])
   named = [(*split_last(arm['name']), arm) for arm in results['arms']]
   compute = {scale: _compute(arm) for series, scale, arm in named if series == base}

@@ -186,9 +186,11 @@ def tabulate_scaling(results: dict) -> XTable | None:
 
 def tabulate_multipliers(results: dict) -> XTable | None:
   """The multipliers of each series at each scale, without a fit; None without scales."""
-  rows = tabulate_read(results)
-  cells = 'read between the points of the base'
-  return XTable('compute multiplier', 'scale', cells, order_scales(results), rows) if rows else None
+  if not (rows := tabulate_read(results)):
+    return None
+  return XTable(
+    'compute multiplier', 'scale', 'read between the points of the base', order_scales(results), rows
+  )
 
 
 def tabulate_targets(results: dict, ranking: Ranking) -> XTable | None:
