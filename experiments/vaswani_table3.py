@@ -8,8 +8,8 @@ Cost:      1:15 h on 2 CPU cores (x86_64), with --jobs=2, in three parts; full: 
 Expected:  in 500 steps half the width loses 0.142 nats, keys of 4 channels 0.071 and one layer 0.037, as in
            the paper; sixteen heads, four times the base's, 0.031, as four times as many do there; without
            smoothing the loss is 0.050 less; learned positions lose 0.084, against the paper; four layers,
-           twice the width and one, two or eight heads are undecided. Full: the paper's
-           table, base 25.8 BLEU on newstest2013.
+           twice the width and one, two or eight heads are undecided. Full: the paper's table, base 25.8 BLEU
+           on newstest2013.
 """
 
 from ml_collections import ConfigDict

@@ -92,12 +92,14 @@ class RawDocuments:
     fixed: the splits that the source defines itself: with train, these are all; without it, the others are
       carved out of train.
     fields: the names of a document's fields.
+    count: how many documents there are, if that is known before they are read, for the time left.
   """
 
   name: str
   readers: Sequence[Callable[[], Iterable[Document]]]
   fixed: Sequence[str] = ()
   fields: tuple[str, ...] = ('text',)
+  count: int | None = None
 
   @property
   def carved(self) -> tuple[str, ...]:
@@ -154,7 +156,7 @@ def prepare_corpus(documents: RawDocuments, cache_dir: pathlib.Path) -> Corpus:
 
   def survey_documents(rule):
     survey = Survey()
-    for split, *values in progress_bar.track(rule(documents.read()), f'reading {name}'):
+    for split, *values in progress_bar.track(rule(documents.read()), f'reading {name}', documents.count):
       survey.add(split, *values)
     return survey
 

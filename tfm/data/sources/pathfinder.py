@@ -75,7 +75,8 @@ class Pathfinder(protocol.StoredSource):
 
   def raw_documents(self) -> RawDocuments:
     starts = range(0, self.examples, SHARD)
-    return RawDocuments(self.spec, [functools.partial(self.read, start) for start in starts], (), self.fields)
+    readers = [functools.partial(self.read, start) for start in starts]
+    return RawDocuments(self.spec, readers, (), self.fields, self.examples)
 
   def read(self, start: int) -> Iterator[Document]:
     """The images from one number on."""
