@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy import ndimage
 
+from tfm.data import progress_bar
 from tfm.data.documents import SPLITS
 from tfm.data.sources.pathfinder import Pathfinder
 
@@ -46,6 +47,20 @@ def test_the_distance_of_the_discs_does_not_tell_the_label(examples):
   }
   assert min(map(len, distances.values())) > COUNT / 4
   assert abs(np.mean(distances[0]) - np.mean(distances[1])) < 1
+
+
+def test_how_long_drawing_takes_is_known_while_it_goes_on(make_source, tmp_path, monkeypatch):
+  track, totals = progress_bar.track, []
+
+  def recorded(items, description, total=None):
+    if 'reading' in description:
+      totals.append(total)
+    return track(items, description, total)
+
+  monkeypatch.setattr(progress_bar, 'track', recorded)
+  source = make_source('pathfinder(size=24, dashes=3, examples=100)')
+  source.prepare(tmp_path)
+  assert totals == [len([*source.raw_documents().read()])] == [100]
 
 
 def test_images_are_the_same_again_in_splits_with_both_labels(make_source, tmp_path):

@@ -132,9 +132,9 @@ def test_multipliers_between_points_of_a_power_law():
 
 
 def test_where_the_base_rises_again_its_first_fall_counts():
-  points = dict(base=[(1.0, [3.0]), (10.0, [2.0]), (100.0, [2.5]), (1000.0, [1.5])], arm=[(1.0, [2.25])])
-  (found,) = read_multipliers(points, 'base')['arm']
-  assert 1 < found.value < 10
+  base = [(1.0, [2.0]), (10.0, [3.0]), (100.0, [2.0]), (1e3, [2.5]), (1e4, [1.5])]
+  (found,) = read_multipliers(dict(base=base, arm=[(1.0, [2.25])]), 'base')['arm']
+  assert 10 < found.value < 100
 
 
 def test_multipliers_of_single_runs_have_no_bounds():
