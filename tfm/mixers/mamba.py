@@ -1,4 +1,4 @@
-"""Mamba: a state space whose matrices depend on the input, by an associative scan."""
+"""Mamba: a state space whose matrices depend on the input."""
 
 import functools
 
@@ -11,6 +11,7 @@ from tfm.layers.causal_convolution import CausalConvolution, Window
 from tfm.layers.float32_gradients import einsum
 from tfm.layers.initializer import Initializer, ones, uniform
 from tfm.layers.linear import Linear
+from tfm.mixers._selective_scan import scan_chunk
 from tfm.mixers._state_space import find_document_starts, scan_chunks, step_bias
 from tfm.mixers.protocol import Mixer
 from tfm.parallel.sequence_parallelism import scan_over_sequence_shards
@@ -152,24 +153,11 @@ class Mamba(Mixer):
     skip = self.param('D', with_logical_axes(ones, ('mlp',)), (self.inner,), jnp.float32)
     a = -jnp.exp(decays)
 
-    def step(a, h, chunk):
-      x, delta, b, c, first = chunk
-      decay = jnp.where(first[..., None, None], 0, jnp.exp(delta[..., None] * a[None, None]))
-      added = (delta * x.astype(jnp.float32))[..., None] * b[:, :, None]
-      decays, inputs = jax.lax.associative_scan(compose, (decay, added), axis=1)
-      h = decays * h[:, None] + inputs
-      return h[:, -1], jnp.einsum('BTIN,BTN->BTI', h, c, precision='highest')
-
     def scan(state, rows, a):
-      return scan_chunks(functools.partial(step, a), state, rows, self.chunk)
+      return scan_chunks(functools.partial(scan_chunk, a), state, rows, self.chunk)
 
     state, y = scan_over_sequence_shards(scan, state, (x, delta, b, c, first), a)
     return y + skip[None, None] * x.astype(jnp.float32), state
-
-
-def compose(p, q):
-  """h → q(p(h)) of two maps h → a ⊙ h + b."""
-  return q[0] * p[0], q[0] * p[1] + q[1]
 
 
 # -A is 1, 2, … for the state's numbers, the real part of S4D's (Gu et al. 2022; Gu & Dao 2023, §3.6).

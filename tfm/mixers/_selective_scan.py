@@ -1,0 +1,62 @@
+"""The states of a selective state space within a chunk: token by token, or by an associative scan."""
+
+import jax
+import jax.numpy as jnp
+
+from tfm.parallel.mesh import current_platform
+from tfm.shapes import Array, Bool, Float
+
+
+Chunk = tuple[
+  Float[Array, 'B T inner'],
+  Float[Array, 'B T inner'],
+  Float[Array, 'B T state'],
+  Float[Array, 'B T state'],
+  Bool[Array, 'B T'],
+]
+Result = tuple[Float[Array, 'B inner state'], Float[Array, 'B T inner']]
+
+
+def scan_chunk(a: Float[Array, 'inner state'], h: Float[Array, 'B inner state'], chunk: Chunk) -> Result:
+  """h after a chunk of x, Δ, B, C and `first`, the tokens before which h becomes zero; and C_t · h_t.
+
+    h_t = exp(Δ_t A) ⊙ h_{t-1} + Δ_t B_t x_t
+
+  Computed as the platform is fastest, in float32.
+  """
+  return SCANS.get(current_platform(), scan_associatively)(a, h, chunk)
+
+
+def scan_tokens(a: Float[Array, 'inner state'], h: Float[Array, 'B inner state'], chunk: Chunk) -> Result:
+  """By a loop over tokens: the fewest reads and writes. The channels stand last, as there are many."""
+  x, delta, b, c, first = (x.swapaxes(0, 1) for x in chunk)
+  # Outside the loop, whose backward pass would else read and write the gradient of A for every token.
+  decay = jnp.where(first[..., None, None], 0, jnp.exp(delta[:, :, None] * a.T[None, None]))
+
+  def advance(h, token):
+    decay, x, b, c = token
+    h = decay * h + b[..., None] * x[:, None]
+    return h, jnp.einsum('BNI,BN->BI', h, c, precision='highest')
+
+  h, y = jax.lax.scan(advance, h.swapaxes(1, 2), (decay, delta * x.astype(jnp.float32), b, c))
+  return h.swapaxes(1, 2), y.swapaxes(0, 1)
+
+
+def scan_associatively(
+  a: Float[Array, 'inner state'], h: Float[Array, 'B inner state'], chunk: Chunk
+) -> Result:
+  """By maps of all tokens, composed in log₂ T steps: the fewest steps one after another."""
+  x, delta, b, c, first = chunk
+  decay = jnp.where(first[..., None, None], 0, jnp.exp(delta[..., None] * a[None, None]))
+  added = (delta * x.astype(jnp.float32))[..., None] * b[:, :, None]
+  decays, inputs = jax.lax.associative_scan(compose, (decay, added), axis=1)
+  h = decays * h[:, None] + inputs
+  return h[:, -1], jnp.einsum('BTIN,BTN->BTI', h, c, precision='highest')
+
+
+def compose(p: tuple[Array, Array], q: tuple[Array, Array]) -> tuple[Array, Array]:
+  """h → q(p(h)) of two maps h → a ⊙ h + b."""
+  return q[0] * p[0], q[0] * p[1] + q[1]
+
+
+SCANS = {'cpu': scan_tokens}
