@@ -1,5 +1,7 @@
 """Decoding with a cache equals decoding without one, whatever the batch, the chunks and the mesh."""
 
+import subprocess
+import sys
 import types
 
 import jax
@@ -255,3 +257,23 @@ def test_nan_logits_are_reported(tiny):
   broken = jax.tree.map(lambda x: x * float('nan'), params)
   with pytest.raises(ValueError, match='logits of the model are NaN'):
     loop.generate_all(model, broken, [[1]], max_tokens=16, eos=0)
+
+
+def test_decoding_and_the_unrolling_of_layers_are_compiled_with_their_options():
+  """With an option that no compiler knows, both fail."""
+  code = """
+import jax
+from tfm.parallel import compiler_options
+compiler_options.WITHOUT_FUSION_EMITTERS = dict(xla_nonsense=True)
+from tests.decoding.tiny import tiny_model
+from tfm.decoding import loop, unroll_layers
+decode = lambda: loop.generate_all(*tiny_model(layers=1), [[1]], max_tokens=2, eos=None)
+unroll = lambda: unroll_layers.unstack_layers(dict(w=jax.numpy.ones((2, 1))), 2)
+for run in decode, unroll:
+  try:
+    run()
+  except jax.errors.JaxRuntimeError as error:
+    print(error)
+"""
+  run = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=False)
+  assert run.stdout.count('xla_nonsense') == 2, run.stdout + run.stderr
