@@ -259,21 +259,23 @@ def test_nan_logits_are_reported(tiny):
     loop.generate_all(model, broken, [[1]], max_tokens=16, eos=0)
 
 
-def test_decoding_and_the_unrolling_of_layers_are_compiled_with_their_options():
-  """With an option that no compiler knows, both fail."""
+def test_decoding_and_the_unrolling_of_layers_are_compiled_with_their_option():
+  """With an option that no compiler knows, all fail."""
   code = """
 import jax
 from tfm.parallel import compiler_options
 compiler_options.WITHOUT_FUSION_EMITTERS = dict(xla_nonsense=True)
 from tests.decoding.tiny import tiny_model
-from tfm.decoding import loop, unroll_layers
-decode = lambda: loop.generate_all(*tiny_model(layers=1), [[1]], max_tokens=2, eos=None)
+from tfm.decoding import beam, loop, unroll_layers
+model = tiny_model(layers=1)
+decode = lambda: loop.generate_all(*model, [[1]], max_tokens=2, eos=None)
+search = lambda: beam.search(*model, [[1]], max_tokens=2, eos=0, settings=beam.BeamSearch(beams=2))
 unroll = lambda: unroll_layers.unstack_layers(dict(w=jax.numpy.ones((2, 1))), 2)
-for run in decode, unroll:
+for run in decode, search, unroll:
   try:
     run()
   except jax.errors.JaxRuntimeError as error:
     print(error)
 """
   run = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=False)
-  assert run.stdout.count('xla_nonsense') == 2, run.stdout + run.stderr
+  assert run.stdout.count('xla_nonsense') == 3, run.stdout + run.stderr

@@ -32,8 +32,11 @@ from tfm.decoding.while_loop import while_loop
 from tfm.mixers.protocol import Context
 from tfm.models.decoder import Decoder
 from tfm.parallel import host_arrays
+from tfm.parallel.compiler_options import WITHOUT_FUSION_EMITTERS
 from tfm.shapes import Array, Bool, Float, Int, PyTree
 
+
+jit = functools.partial(jax.jit, compiler_options=WITHOUT_FUSION_EMITTERS)
 
 # Larger ones than in any paper, whose powers of a length are numbers still.
 Exponent = Annotated[float, Interval(ge=-10, le=10)]
@@ -202,7 +205,7 @@ def search(  # more than six parameters: a model, prompts and the options of one
   ]
 
 
-@functools.partial(jax.jit, static_argnums=(3, 4, 5))
+@functools.partial(jit, static_argnums=(3, 4, 5))
 def init_beams(
   state: State, limits: Int[Array, 'B'], first: Int[Array, ''], beams: int, max_length: int, slots: int | None
 ) -> Beams:
@@ -237,20 +240,20 @@ def init_beams(
   )
 
 
-@functools.partial(jax.jit, static_argnums=(0, 2, 3))
+@functools.partial(jit, static_argnums=(0, 2, 3))
 def grow_caches(model: Decoder, search_state: Beams, rows: int, length: int) -> Beams:
   """The state, whose caches have room for `length` tokens."""
   caches = model.stack().grow_caches(search_state.state.caches, rows, length)
   return search_state.replace(state=search_state.state.replace(caches=caches))
 
 
-@jax.jit
+@jit
 def count_ancestors(search_state: Beams) -> Int[Array, '']:
   """The most tokens in the tree of a row that a live hypothesis descends from."""
   return search_state.lineage.any(1).sum(-1).max()
 
 
-@functools.partial(jax.jit, static_argnums=(0, 2, 4))
+@functools.partial(jit, static_argnums=(0, 2, 4))
 def prune(model: Decoder, search_state: Beams, rows: int, used: Int[Array, ''], length: int) -> Beams:
   """The state without the tokens from which no live hypothesis descends: the others fill the first `used`
   slots of caches with room for `length` tokens.
@@ -268,7 +271,7 @@ def prune(model: Decoder, search_state: Beams, rows: int, used: Int[Array, ''], 
   )
 
 
-@functools.partial(jax.jit, static_argnums=(0, 4, 5), donate_argnums=2)
+@functools.partial(jit, static_argnums=(0, 4, 5), donate_argnums=2)
 def run_steps(
   model: Decoder,
   params: PyTree,

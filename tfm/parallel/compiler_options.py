@@ -281,8 +281,8 @@ def require_accepted(options: Options) -> None:
 
 # On a CPU the XLA of JAX 0.10 emits fusions by MLIR, or as it did before; later ones do by MLIR alone, and
 # refuse the option. Without, compiling a decoding loop, whose layers are unrolled, takes some 80 MiB less
-# for the GPT-2 of `tfm benchmark gpt2`, the peak of the process. The loop is about 2 % slower
-# (docs/results/speed.md), a training step 10 %.
+# for the GPT-2 of `tfm benchmark gpt2`, the peak of the process, and that of a beam search some 60. The
+# loop is about 2 % slower, a beam search not that is seen (docs/results/speed.md), a training step 10 %.
 WITHOUT_FUSION_EMITTERS = beside_environment(
   dict(xla_cpu_use_fusion_emitters=False) if jax.__version_info__ < (0, 11) else {}
 )
