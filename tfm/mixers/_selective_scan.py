@@ -1,5 +1,7 @@
 """The states of a selective state space within a chunk: token by token, or by an associative scan."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
@@ -28,18 +30,29 @@ def scan_chunk(a: Float[Array, 'inner state'], h: Float[Array, 'B inner state'],
 
 
 def scan_tokens(a: Float[Array, 'inner state'], h: Float[Array, 'B inner state'], chunk: Chunk) -> Result:
-  """By a loop over tokens: the fewest reads and writes. The channels stand last, as there are many."""
-  x, delta, b, c, first = (x.swapaxes(0, 1) for x in chunk)
+  """By a loop over tokens: the fewest reads and writes."""
+  if len(h) > 1:
+    return jax.vmap(functools.partial(scan_row, a))(h, chunk)
+  # Without the axis of the rows: XLA's CPU compiler copies the arrays of one row for each token.
+  state, y = scan_row(a, h[0], jax.tree.map(lambda x: x[0], chunk))
+  return state[None], y[None]
+
+
+def scan_row(
+  a: Float[Array, 'inner state'], h: Float[Array, 'inner state'], chunk: tuple[Array, ...]
+) -> tuple[Float[Array, 'inner state'], Float[Array, 'T inner']]:
+  """`scan_tokens` of one row. In the loop the channels stand last, as there are many."""
+  x, delta, b, c, first = chunk
   # Outside the loop, whose backward pass would else read and write the gradient of A for every token.
-  decay = jnp.where(first[..., None, None], 0, jnp.exp(delta[:, :, None] * a.T[None, None]))
+  decay = jnp.where(first[:, None, None], 0, jnp.exp(delta[:, None] * a.T[None]))
 
   def advance(h, token):
     decay, x, b, c = token
-    h = decay * h + b[..., None] * x[:, None]
-    return h, jnp.einsum('BNI,BN->BI', h, c, precision='highest')
+    h = decay * h + b[:, None] * x[None]
+    return h, jnp.einsum('NI,N->I', h, c, precision='highest')
 
-  h, y = jax.lax.scan(advance, h.swapaxes(1, 2), (decay, delta * x.astype(jnp.float32), b, c))
-  return h.swapaxes(1, 2), y.swapaxes(0, 1)
+  h, y = jax.lax.scan(advance, h.T, (decay, delta * x.astype(jnp.float32), b, c))
+  return h.T, y
 
 
 def scan_associatively(
