@@ -31,7 +31,7 @@ def scan_chunk(a: Float[Array, 'inner state'], h: Float[Array, 'B inner state'],
 
 def scan_tokens(a: Float[Array, 'inner state'], h: Float[Array, 'B inner state'], chunk: Chunk) -> Result:
   """By a loop over tokens: the fewest reads and writes."""
-  if len(h) > 1:
+  if h.shape[0] != 1:  # an export's number of rows is a symbol
     return jax.vmap(functools.partial(scan_row, a))(h, chunk)
   # Without the axis of the rows: XLA's CPU compiler copies the arrays of one row for each token.
   state, y = scan_row(a, h[0], jax.tree.map(lambda x: x[0], chunk))
