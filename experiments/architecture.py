@@ -21,7 +21,7 @@ from tfm.config.library import require_argument
 from tfm.studies.study import Study
 
 
-RATES = 2e-3, 4e-3, 8e-3, 16e-3
+RATES = 4e-3, 8e-3, 16e-3
 RECALL_RATES = 5e-4, 1.25e-3, 3e-3, 8e-3
 ARMS = {
   'transformer': {},
@@ -59,7 +59,7 @@ def get_study(arg: str = '') -> Study:
     blocks=dict(lower=dict(), upper=dict()),
   )
   config.optimizer = dict(learning_rate=3e-3, schedule='cosine', warmup=100)
-  config.training = dict(steps=1500, batch_size=8, evaluate_every=250, evaluation_batches=48)
+  config.training = dict(steps=2000, batch_size=8, evaluate_every=250, evaluation_batches=48)
   if arg == 'recall':
     config.objective = 'answers'
     config.data = dict(
@@ -72,6 +72,9 @@ def get_study(arg: str = '') -> Study:
     config.training = dict(
       steps=3000, batch_size=32, evaluate_every=150, stop_when='at_least("accuracy", 0.99)'
     )
+  else:
+    # Embeddings of about unit size: with smaller ones the tokens of an attention layer begin alike.
+    config.model.update(scale_embeddings=True, embedding_initializer='normal(0.1)')
   question = (
     'Which architecture recalls what it read, and does one layer of attention suffice?'
     if arg == 'recall'
@@ -93,8 +96,9 @@ def get_study(arg: str = '') -> Study:
     match='parameters',
     metric='accuracy' if arg == 'recall' else 'loss',
     higher_is_better=arg == 'recall',
-    seeds=5 if arg == 'recall' else 4,
+    seeds=5,
     learning_rates=RECALL_RATES if arg == 'recall' else RATES,
+    rates_beyond=0 if arg == 'recall' else 1,
     solved_at=0.9 if arg == 'recall' else None,
     equal_within=None if arg == 'recall' else 0.02,
     measures=('initialization',)
