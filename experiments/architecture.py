@@ -7,9 +7,9 @@ Source:    Vaswani et al. 2017, §4 and table 1; Bahdanau et al. 2015 (recurrent
            Katharopoulos et al. 2020 (linear attention); Arora et al. 2023 (recall).
 Command:   tfm ablate experiments/architecture.py --workdir=runs/architecture   (equal parameters)
            tfm ablate experiments/architecture.py:recall --workdir=runs/architecture-recall    (recall)
-Cost:      0:33 h on 2 CPU cores (x86_64), mamba half of it; recall about 1:40 h with --jobs=2.
-Expected:  mamba, convolution and LSTM with attention are better than the transformer in loss by 0.183, 0.137
-           and 0.132 nats, linear attention is worse by 0.412 (docs/results/studies/architecture.md). In
+Cost:      1:09 h on 2 CPU cores (x86_64) with --jobs=2, beside other work; recall about 1:40 h with --jobs=2.
+Expected:  mamba, convolution and LSTM with attention are better than the transformer in loss by 0.079, 0.031
+           and 0.029 nats, linear attention is worse by 0.462 (docs/results/studies/architecture.md). In
            recall the transformer, linear attention and attention above a convolution have 0.99 right in five
            of five seeds, after 450, 930 and 1,320 steps; the gated delta rule 0.97 in three; the convolution
            0.11.
