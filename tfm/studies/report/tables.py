@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tfm.errors import importing_extra
-from tfm.studies.learning_rates import find_interval, find_optimum, list_rates_tried
+from tfm.studies.learning_rates import find_interval, find_neighbours, find_optimum, list_rates_tried
 from tfm.studies.report import figures, palette, sentences
 from tfm.studies.report.caveats import list_caveats
 from tfm.studies.report.metric_tests import compare_by_x, compare_scalars
@@ -294,11 +294,19 @@ def _format_rate(arm: dict, noise: Spread | None, lower_is_better: bool) -> str:
   outcome = arm.get('rates') or {}
   reached = {float(rate): value for rate, value in outcome.get('reached', {}).items()}
   tried = [*map(float, list_rates_tried(arm))]
-  interval = None
+  interval = ''
   if noise and noise.deviation and reached and not outcome.get('steps'):
     best = find_optimum(reached, tried, lower_is_better).best
-    interval = find_interval(reached, tried, best, noise)
-  return f'{arm["rate"]:g}' + (' [{:.2g}, {:.2g}]'.format(*interval) if interval else '')
+    if limits := find_interval(reached, tried, best, noise):
+      interval = _format_limits(*limits, find_neighbours(reached, tried, best))
+  return f'{arm["rate"]:g}{interval}'
+
+
+def _format_limits(low: float, high: float, points: list[float]) -> str:
+  """' [0.0031, > 0.008]': how far a limit lies beyond the parabola's points the parabola cannot say."""
+  below = f'< {points[0]:g}' if low < points[0] else f'{low:.2g}'
+  above = f'> {points[-1]:g}' if high > points[-1] else f'{high:.2g}'
+  return f' [{below}, {above}]'
 
 
 def has_selected_rates(results: dict) -> bool:
