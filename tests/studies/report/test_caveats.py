@@ -57,14 +57,26 @@ def test_a_rate_that_a_lucky_run_chose(chosen, is_lucky):
   assert ['alibi reached 1.5' in line for line in found] == [True] * is_lucky
 
 
-def test_arms_that_start_with_all_tokens_alike():
-  study_results = results(dict(rope=0.0, alibi=0.3))
-  for arm, cosine in (('rope', 0.1), ('alibi', 0.95)):
+def with_cosines(**cosines):
+  study_results = results(dict.fromkeys(cosines, 0.0))
+  for arm, cosine in cosines.items():
     study_results['values'] += [
       dict(arm=arm, seed=seed, metric='token_cosine_at_start', x=None, value=cosine) for seed in range(3)
     ]
-  [line] = caveats(study_results, 'alike')
+  return study_results
+
+
+def test_arms_that_start_with_all_tokens_alike():
+  [line] = caveats(with_cosines(rope=0.1, alibi=0.95), 'alike')
   assert 'tokens of alibi are alike (mean cosine up to 0.95)' in line
+
+
+def test_arms_that_start_unequally():
+  [line] = caveats(with_cosines(rope=0.7, alibi=0.08, none=0.5, learned=0.3), 'alike')
+  assert 'tokens of rope (mean cosine 0.70) are more alike than those of alibi (mean cosine 0.08)' in line
+  assert not caveats(with_cosines(rope=0.35, alibi=0.1), 'alike')
+  # Where an arm begins with all tokens alike, that is said, and the others are compared.
+  assert len(caveats(with_cosines(rope=0.7, alibi=0.08, none=0.95), 'alike')) == 2
 
 
 @pytest.mark.parametrize(

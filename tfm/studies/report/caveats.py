@@ -19,6 +19,8 @@ STEEP, LAST = (0.01, 2.0), 0.8
 LUCKY = 0.02, 4.0
 # Above this mean cosine of two tokens before the first step, the layers have made all tokens alike.
 ALIKE = 0.9
+# Arms begin unequally if these cosines differ by more.
+UNEQUAL = 0.3
 # Below so many tokens of evaluation text, differences depend on which text it is.
 SMALL_TEXT = 1_000_000
 
@@ -76,7 +78,7 @@ def _warn_of_lucky_rates(results: dict, ranking: Ranking) -> Iterator[str]:
 
 
 def _warn_of_initialization(results: dict) -> Iterator[str]:
-  """Arms that start with all tokens alike, as the measure initialization finds."""
+  """Arms that start with all tokens alike, or more so than others, as the measure initialization finds."""
   cosines = {
     arm: max(of_seeds.values())
     for arm, of_seeds in scalar_values(results, 'token_cosine_at_start').items()
@@ -86,6 +88,13 @@ def _warn_of_initialization(results: dict) -> Iterator[str]:
     yield (
       f'Before the first step the tokens of {join_names(alike)} are alike (mean cosine up to '
       f'{format_number(max(cosines[arm] for arm in alike), 2)}): the rank tells of the initialization.'
+    )
+  others = sorted(cosines.keys() - {*alike}, key=cosines.get)
+  if others and cosines[others[-1]] - cosines[others[0]] > UNEQUAL:
+    low, high = (f'{arm} (mean cosine {format_number(cosines[arm], 2)})' for arm in (others[0], others[-1]))
+    yield (
+      f'Before the first step the tokens of {high} are more alike than those of {low}: a part of what sets '
+      'the arms apart may be the initialization.'
     )
 
 
