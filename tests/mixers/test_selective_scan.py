@@ -39,10 +39,10 @@ def expected(a, h, chunk):
     for begin, end in itertools.pairwise(starts):
       part = slice(begin, end)
       y[row, part] = selective_scan(x[row, part], delta[row, part], np.asarray(a), b[row, part], c[row, part])
-    carried = np.asarray(h[row], np.float64)
+    state = np.asarray(h[row], np.float64)
     for t in range(starts[1]):
-      carried = np.exp(delta[row, t][:, None] * np.asarray(a)) * carried
-      y[row, t] += carried @ c[row, t]
+      state = np.exp(delta[row, t][:, None] * np.asarray(a)) * state
+      y[row, t] += state @ c[row, t]
   return y
 
 

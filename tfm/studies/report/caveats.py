@@ -89,7 +89,7 @@ def _warn_of_initialization(results: dict) -> Iterator[str]:
       f'Before the first step the tokens of {join_names(alike)} are alike (mean cosine up to '
       f'{format_number(max(cosines[arm] for arm in alike), 2)}): the rank tells of the initialization.'
     )
-  others = sorted(cosines.keys() - {*alike}, key=cosines.get)
+  others = sorted((arm for arm in cosines if arm not in alike), key=cosines.get)
   if others and cosines[others[-1]] - cosines[others[0]] > UNEQUAL:
     low, high = (f'{arm} (mean cosine {format_number(cosines[arm], 2)})' for arm in (others[0], others[-1]))
     yield (
