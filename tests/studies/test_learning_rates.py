@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tfm.studies.learning_rates import (
+  find_dropped_neighbours,
   find_interval,
   find_optimum,
   list_rates_tried,
@@ -33,8 +34,27 @@ def test_a_planted_vertex_is_found(vertex, sign):
 
 def test_only_the_best_and_its_neighbours_count():
   """Far from the optimum a loss is no parabola; and rates need not be evenly spaced."""
-  reached = parabola(3e-3, rates=(1e-3, 2e-3, 5e-3)) | {1e-2: 9.0, 1e-4: 3.0}
-  assert find_optimum(reached, [*reached], True).rate == pytest.approx(3e-3, rel=1e-2)
+  reached = parabola(2.5e-3, rates=(1e-3, 2e-3, 5e-3)) | {1e-2: 9.0, 1e-4: 3.0}
+  assert find_optimum(reached, [*reached], True).rate == pytest.approx(2.5e-3, rel=1e-2)
+
+
+def test_beside_a_cliff_it_is_the_best_rate():
+  """A parabola through a rate at which training fails promises more at 0.003 than any run reached."""
+  reached = {2e-3: 1.80, 4e-3: 1.74, 8e-3: 3.1}
+  found = find_optimum(reached, GRID, True)
+  assert (found.rate, found.value, found.is_at_edge) == (4e-3, 1.74, False)
+  assert find_interval(reached, GRID, found.best, Spread(0.01, 5)) is None
+  assert find_optimum(reached | {8e-3: 2.03}, GRID, True).rate < 4e-3  # 0.29 beside 0.06
+
+
+def test_a_rate_that_a_rung_dropped_is_known_as_next_to_the_best():
+  """0.001 is dropped beside the best of those in full, 0.002; 0.016, beside 0.008, diverged in the rung."""
+  rung = dict(reached={'0.001': 3.0, '0.002': 2.9, '0.004': 2.5, '0.008': 2.6}, diverged={'0.016': ''})
+  outcome = dict(reached={'0.002': 2.0, '0.004': 2.1, '0.008': 2.2}, diverged={}, rungs={'25': rung})
+  assert find_dropped_neighbours(outcome, 2e-3) == [1e-3]
+  assert find_dropped_neighbours(outcome, 4e-3) == find_dropped_neighbours(outcome, 8e-3) == []
+  outcome['reached']['0.001'] = 1.9
+  assert find_dropped_neighbours(outcome, 1e-3) == find_dropped_neighbours(outcome, 2e-3) == []
 
 
 @pytest.mark.parametrize('vertex, best', [(5e-4, 1e-3), (2e-2, 8e-3)])
@@ -56,7 +76,7 @@ def test_equal_results_have_no_vertex():
   assert find_optimum(dict.fromkeys(GRID, 2.0), GRID, True).rate in GRID
 
 
-@pytest.mark.parametrize('vertex', [2e-3, 2.6e-3])
+@pytest.mark.parametrize('vertex', [2e-3, 2.3e-3])
 def test_intervals_of_the_vertex_hold_as_often_as_they_say(vertex):
   """Of 4,000 draws of three noisy results and of the noise's estimate; those without a bound hold, too."""
   draw, deviation, df = np.random.default_rng(0), 0.004, 8

@@ -101,6 +101,23 @@ def test_an_arm_that_is_best_at_an_end_tries_further_rates(
   assert found['beyond'] == beyond
 
 
+def test_a_rate_that_a_rung_dropped_beside_the_best_trains_in_full(file, tmp_path, monkeypatch):
+  """The rung drops 0.001, as short trainings like high rates; in full it is the best, and 0.0005 is next."""
+  losses = {0.0005: 2.4, 0.001: 2.0, 0.002: 2.2, 0.004: 2.5, 0.008: 3.0}
+
+  def reach(workdir):
+    rate = float(workdir.name.removeprefix('rate'))
+    return dict(loss=-rate if workdir.parent.name.startswith('rung') else losses[rate])
+
+  monkeypatch.setattr(runner, 'train_runs', lambda runs, record: None)
+  monkeypatch.setattr(store, 'final_metrics', reach)
+  study = dataclasses.replace(studies.load_study(file), learning_rates=(*losses,), rungs=(0.25,))
+  arm = Arm('rope', {}, Experiment(resolve_config(complete(study.config))), {}, 0, 0.0, 0)
+  selected = runner.select_learning_rate(study, arm, tmp_path, record := {})
+  assert record['rates']['reached'] == {f'{rate:g}': loss for rate, loss in losses.items()}
+  assert 0.0005 < selected.config.optimizer.learning_rate < 0.002
+
+
 @pytest.mark.slow
 def test_rungs_drop_rates_before_they_train_in_full(file, tmp_path, monkeypatch):
   """Of four rates three train in full; the rate of the seeds lies between them, and nothing trains twice."""

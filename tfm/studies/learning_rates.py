@@ -16,6 +16,12 @@ with importing_extra('ablation'):
   from scipy import stats
 
 
+# Where results worsen over so many times as much on one side of the best rate as on the other, that is rather
+# the cliff beside which training fails than the side of a parabola, whose vertex would lie more than a third
+# of the way to the next rate.
+CLIFF = 5
+
+
 @dataclasses.dataclass(frozen=True)
 class Optimum:
   """The best of several learning rates, and between them.
@@ -36,7 +42,8 @@ class Optimum:
 def find_optimum(reached: Mapping[float, float], tried: Sequence[float], lower_is_better: bool) -> Optimum:
   """The vertex of the parabola in log(rate) through the best rate and its two neighbours.
 
-  It lies between the neighbours. Without two neighbours that finished it is the best rate itself.
+  It lies between the neighbours. Without two neighbours that finished, and beside a cliff (`CLIFF`), it is
+  the best rate itself.
 
   Args:
     reached: rate → metric; tried: all rates, also those that diverged or were dropped in a rung.
@@ -44,7 +51,7 @@ def find_optimum(reached: Mapping[float, float], tried: Sequence[float], lower_i
   best = (min if lower_is_better else max)(reached, key=reached.get)
   is_at_edge = len(tried) > 1 and best in (min(tried), max(tried))
   points = find_neighbours(reached, tried, best)
-  if len(points) < 3:
+  if not _is_parabola(reached, points, best):
     return Optimum(best, reached[best], best, is_at_edge)
   a, b, c = np.linalg.solve(_design(points, best), [reached[rate] for rate in points])
   # The best of three points is the extremum of its parabola, unless all three are equal.
@@ -79,7 +86,7 @@ def find_interval(
   With the slope g(x) = b + 2 c x of the parabola at x = log(rate / best): all x at which g²(x) ≤ t² Var g(x).
   """
   points = find_neighbours(reached, tried, best)
-  if len(points) < 3:
+  if not _is_parabola(reached, points, best):
     return None
   inverse = np.linalg.inv(_design(points, best))
   _, b, c = inverse @ [reached[rate] for rate in points]
@@ -108,6 +115,25 @@ def find_neighbours(reached: Mapping[float, float], tried: Sequence[float], best
   grid = sorted(tried)
   i = grid.index(best)
   return [rate for rate in grid[max(0, i - 1) : i + 2] if rate in reached]
+
+
+def find_dropped_neighbours(outcome: Mapping[str, Any], best: float) -> list[float]:
+  """The rates next to the best that no run tried in full, as a rung dropped them; ascending.
+
+  Args:
+    outcome: of the rates in full and in rungs, as in arm.json.
+  """
+  in_rungs = [each for rung in outcome.get('rungs', {}).values() for each in rung.get('reached', {})]
+  in_full = {float(rate) for key in ('reached', 'diverged') for rate in outcome.get(key, {})}
+  grid = sorted(in_full | set(map(float, in_rungs)))
+  i = grid.index(best)
+  return [rate for rate in grid[max(0, i - 1) : i + 2] if rate not in in_full]
+
+
+def _is_parabola(reached: Mapping[float, float], points: Sequence[float], best: float) -> bool:
+  """Whether the points are the best rate and two neighbours, of which none is over a cliff."""
+  rises = sorted(abs(reached[rate] - reached[best]) for rate in points if rate != best)
+  return len(rises) == 2 and rises[1] <= CLIFF * rises[0]
 
 
 def _design(rates: Sequence[float], center: float) -> np.ndarray:

@@ -19,9 +19,8 @@ from tfm.runs import load
 from tfm.runs.lock import lock_free_folders
 from tfm.runs.run_dir import RunDir
 from tfm.runs.train import train_ensemble
-from tfm.studies import store
+from tfm.studies import learning_rates, store
 from tfm.studies.arms import Arm, build_model
-from tfm.studies.learning_rates import choose_rate, list_rates_tried, rate_beyond, select_survivors
 from tfm.studies.measures.protocol import Measure, build_measure
 from tfm.studies.results_table import describe_machine
 from tfm.studies.study import Study, prefix_errors
@@ -128,7 +127,7 @@ def check_resumable(study: Study, arms: Mapping[str, Arm], workdir: pathlib.Path
     for seed in range(study.seeds):
       if step := store.last_step(folder / f'seed{seed}'):
         record = store.read_arm(folder)
-        rates, tried = {f'{rate:g}' for rate in study.learning_rates}, list_rates_tried(record)
+        rates, tried = {f'{rate:g}' for rate in study.learning_rates}, learning_rates.list_rates_tried(record)
         origin = (
           f'selected from {", ".join(sorted(tried, key=float))}' if tried else 'set by its config alone'
         )
@@ -301,7 +300,8 @@ def select_learning_rate(study: Study, arm: Arm, folder: pathlib.Path, record: d
   """The arm at its best learning rate: between those of `study.learning_rates` and, where the best is at an
   end of them, up to `study.rates_beyond` more; by `study.runs_per_rate` runs each from `SELECTION_SEED` on.
 
-  Before the rates that remain train in full, each of `study.rungs` drops half of them.
+  Before the rates that remain train in full, each of `study.rungs` drops half of them; one that turns out to
+  be next to the best trains in full after all.
 
   Args:
     record: its 'rates' holds the results of each rate, in full and in each rung.
@@ -317,14 +317,17 @@ def select_learning_rate(study: Study, arm: Arm, folder: pathlib.Path, record: d
   outcome['rungs'] = {steps: outcome.get('rungs', {}).get(steps, {}) for steps in rungs}
   for steps, rung in rungs.items():
     try_rates(study, rung, rates, folder / f'rung{steps}', outcome['rungs'][steps])
-    rates = select_survivors(outcome['rungs'][steps], not study.higher_is_better)
+    rates = learning_rates.select_survivors(outcome['rungs'][steps], not study.higher_is_better)
   outcome['beyond'], tried = study.rates_beyond, [*study.learning_rates]
   while True:
     try_rates(study, arm, rates, folder, outcome)
-    optimum = choose_rate(outcome, tried, not study.higher_is_better)
+    optimum = learning_rates.choose_rate(outcome, tried, not study.higher_is_better)
+    if dropped := learning_rates.find_dropped_neighbours(outcome, optimum.best):
+      rates = [*rates, *dropped]
+      continue
     if not optimum.is_at_edge or len(tried) == len(study.learning_rates) + study.rates_beyond:
       break
-    tried.append(rate_beyond(tried, optimum.best))
+    tried.append(learning_rates.rate_beyond(tried, optimum.best))
     rates = [*rates, tried[-1]]
   record['rate'] = optimum.rate
   if optimum.is_at_edge:

@@ -54,13 +54,24 @@ def test_shares_are_corrected_for_all_arms():
   assert found['alike'] == 1.0 and 'base' not in found
 
 
-def test_the_needed_seeds_are_the_first_that_differ():
-  a, b = Share(4, 8), Share(0, 8)
-  n = seeds_to_decide(a, b, 3, 50)
-  assert (
-    3 * boschloo_p(Share(round(n / 2), n), Share(0, n)) <= 0.05 < 3 * boschloo_p(Share(4, 8), Share(0, 8))
-  )
+@pytest.mark.parametrize('a, b, tests', [((3, 5), (5, 5), 5), ((4, 8), (0, 8), 3)])
+def test_the_needed_seeds_decide_four_times_in_five(a, b, tests):
+  """By draws; with one seed less they do not, and the p of tables are those of scipy."""
+  a, b = Share(*a), Share(*b)
+  n = seeds_to_decide(a, b, tests, 50)
+  draw = np.random.default_rng(0)
+
+  def power(n):
+    pairs = draw.binomial(n, [a.value, b.value], (2000, 2))
+    return np.mean([tests * boschloo_p(Share(int(i), n), Share(int(j), n)) <= 0.05 for i, j in pairs])
+
+  assert power(n) > 0.8 - 0.03 and power(n - 1) < 0.8 + 0.03
+  assert seeds_to_decide(a, b, tests, n - 1) is None
+
+
+def test_shares_that_differ_little_or_not_are_not_decided():
   assert seeds_to_decide(Share(1, 8), Share(0, 8), 3, 20) is None
+  assert seeds_to_decide(Share(4, 8), Share(2, 4), 3, 20) is None
 
 
 def test_holm_by_hand():

@@ -1,7 +1,7 @@
 """Tests of the metrics beside the study's: higher or lower than in the base, undecided, or not tested."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from tfm.studies.report.ranking import Ranking
 from tfm.studies.report.values import metric_names, scalar_values, values_by_x
@@ -26,12 +26,18 @@ class MetricTests:
   Attributes:
     values: x, or None for a scalar → arm → seed → value.
     findings: (x, arm) → 'higher', 'lower' or 'undecided'; empty if nothing was tested.
-    within: x → the deviation over seeds within arms; None if it was not tested.
+    within: x → the deviation over seeds within the arms that vary alike; None if it was not tested.
+    noisy: x → the arms that vary far more than those.
   """
 
   values: Mapping[float | None, Mapping[str, Mapping[int, float]]]
   findings: Mapping[tuple[float | None, str], str]
   within: Mapping[float | None, Spread | None]
+  noisy: Mapping[float | None, Collection[str]]
+
+  def spread(self, x: float | None, arm: str) -> Spread | None:
+    """The deviation of an arm's runs, if it is that of others, too."""
+    return None if arm in self.noisy.get(x, ()) else self.within.get(x)
 
   def mark(self, x: float | None, arm: str) -> str:
     """' ▲', ' ▼' or ''."""
@@ -73,7 +79,7 @@ def compare_at_each_x(
   Args:
     is_tested: False for costs, which are not outcomes of seeds.
   """
-  findings, within = {}, {}
+  findings, within, noisy = {}, {}, {}
   if is_tested:
     whole = {row.name for row in ranking.rows if row.outcome and len(row.values) == row.outcome.n}
     bases = {row.name: row.compared_with for row in ranking.rows if row.compared_with}
@@ -84,4 +90,5 @@ def compare_at_each_x(
       found = {arm: each.finding for arm, each in analysis.comparisons.items() if each.p is not None}
       findings |= {(x, arm): finding for arm, finding in found.items()}
       within[x] = analysis.within if found else None
-  return MetricTests(values, findings, within)
+      noisy[x] = analysis.noisy
+  return MetricTests(values, findings, within, noisy)

@@ -244,8 +244,11 @@ def tabulate_other_metrics(results: dict, ranking: Ranking) -> dict | None:
   columns, names = [], []
   for metric, tests in compare_scalars(results, ranking).items():
     names.append(metric if tests.findings else f'{metric} (untested)')
-    of_arms, within = tests.values[None], tests.within.get(None)
-    summaries = {arm: summarize([*values.values()], within) for arm, values in of_arms.items() if values}
+    summaries = {
+      arm: summarize([*values.values()], tests.spread(None, arm))
+      for arm, values in tests.values[None].items()
+      if values
+    }
     places = decimals_for([*summaries.values()]) if summaries else 0
     columns.append(
       {

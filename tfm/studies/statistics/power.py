@@ -6,14 +6,13 @@ from collections.abc import Callable
 from tfm.errors import importing_extra
 from tfm.studies.statistics.compare import Analysis, Comparison
 from tfm.studies.statistics.contrasts import critical_value, exchangeable
-from tfm.studies.statistics.summary import ALPHA, LEVEL, Spread
+from tfm.studies.statistics.summary import ALPHA, LEVEL, POWER, Spread
 
 
 with importing_extra('ablation'):
   from scipy import optimize, stats
 
 
-POWER = 0.8
 # More seeds than this are not searched for.
 MAX_SEEDS = 50
 

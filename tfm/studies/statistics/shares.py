@@ -5,8 +5,10 @@ import functools
 import gc
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from tfm.errors import importing_extra
-from tfm.studies.statistics.summary import ALPHA, LEVEL
+from tfm.studies.statistics.summary import ALPHA, LEVEL, POWER
 
 
 with importing_extra('ablation'):
@@ -46,16 +48,34 @@ def boschloo_p(a: Share, b: Share) -> float:
 
 
 def seeds_to_decide(a: Share, b: Share, comparisons: int, most: int) -> int | None:
-  """The fewest seeds of each arm with which shares like these would differ; None for more than `most`.
+  """The fewest seeds of each arm, from which on shares of these sizes differ with probability POWER; None for
+  more than `most`.
 
-  As Holm's correction of the smallest p: comparisons · p ≤ ALPHA.
+  As Holm's correction of the smallest p: comparisons · p ≤ ALPHA. From which on, as the power of so few
+  outcomes rises and falls from one number of seeds to the next.
   """
-  if a.value == b.value:
-    return None
-  for n in range(max(a.n, b.n) + 1, most + 1):
-    if comparisons * boschloo_p(Share(round(a.value * n), n), Share(round(b.value * n), n)) <= ALPHA:
-      return n
-  return None
+  found = None
+  for n in range(most, max(a.n, b.n), -1):
+    differ = _boschloo_table(n) <= ALPHA / comparisons
+    at_a, at_b = (stats.binom.pmf(range(n + 1), n, share.value) for share in (a, b))
+    if at_a @ differ @ at_b < POWER:
+      break
+    found = n
+  return found
+
+
+@functools.cache
+def _boschloo_table(n: int) -> np.ndarray:
+  """Boschloo's two-sided p of every pair of k of n runs, at a grid of common shares."""
+  k, shares = np.arange(n + 1), np.linspace(0, 1, 201)
+  # Fisher's p of a larger share of the first: of so many among the runs that are yes in either.
+  fisher = stats.hypergeom.sf(k[:, None] - 1, 2 * n, k[:, None] + k, n).ravel()
+  of_one = stats.binom.pmf(k[:, None], n, shares)
+  order = np.argsort(fisher)
+  below = np.cumsum((of_one[:, None] * of_one).reshape(-1, len(shares))[order], 0)
+  last = np.searchsorted(fisher[order], fisher * (1 + 1e-9), side='right') - 1
+  larger = below[last].max(-1).reshape(n + 1, n + 1)
+  return np.minimum(1, 2 * np.minimum(larger, larger.T))
 
 
 def holm(ps: Sequence[float]) -> list[float]:

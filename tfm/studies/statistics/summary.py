@@ -16,6 +16,8 @@ with importing_extra('ablation'):
 # The level of intervals; a difference is shown where its corrected p is at most ALPHA.
 LEVEL = 0.95
 ALPHA = round(1 - LEVEL, 10)
+# The probability with which a number of seeds is to decide.
+POWER = 0.8
 
 
 @dataclasses.dataclass(frozen=True)
