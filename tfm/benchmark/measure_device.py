@@ -3,9 +3,10 @@
 Calibration (the rates that it reaches in matrix products and copies); the training step of a LLaMA of 1B by
 kernel, rematerialization and compiler preset, and by PyTorch where it is installed; attention kernels by
 variant and length, beside FlexAttention; mixers; decoding; a profile. Every number is appended to
-DIR/results.jsonl at once with the clocks and the power; the same command run again measures only what is
-missing, so several short calls add up. A cell that failed is tried again when its line is deleted.
-DIR/report.md has tables, DIR/report.png bars.
+DIR/results.jsonl at once with its date, the clocks and the power while it ran; the same command run again
+measures only what is missing, so several short calls add up. A cell for which the time left was too short is
+tried again after all others; one that failed, when its line is deleted. DIR/report.md has tables,
+DIR/report.png bars; --report writes them anew, anywhere, and measures nothing.
 
 --smoke runs every cell at a tiny size in this process: it shows that they run, and its numbers mean nothing.
 """
@@ -19,6 +20,9 @@ import pathlib
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
+from datetime import date
+from typing import Any
 
 from tfm.benchmark.device import cell as one_cell
 from tfm.benchmark.device import cells, machine, report
@@ -36,54 +40,88 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     '--only', metavar='GROUP', choices=report.HEADLINES, help=f'one of {", ".join(report.HEADLINES)}'
   )
   parser.add_argument('--smoke', action='store_true', help='every cell, tiny, in this process')
+  parser.add_argument('--report', action='store_true', help='write the report of what DIR has, and exit')
 
 
 def main(args: argparse.Namespace) -> int:
   require(args.minutes > 0, f'--minutes={args.minutes:g} must be positive')
   folder = pathlib.Path(args.to)
+  log = folder / 'results.jsonl'
+  require(log.is_file() or not args.report, f'--report: {log} does not exist; measure first')
   folder.mkdir(parents=True, exist_ok=True)
-  described = machine.describe_device()
   chosen = [
     each
     for each in cells.list_cells(cells.SMOKE if args.smoke else cells.FULL)
-    if args.only in (None, each.group) and all(map(importlib.util.find_spec, each.packages))
+    if args.only in (None, each.group)
   ]
-  log, start = folder / 'results.jsonl', time.monotonic()
-  results = read_results(log, described)
-  missing = [each for each in chosen if each.key not in results]
+  if not args.report:
+    chosen = [each for each in chosen if all(map(importlib.util.find_spec, each.packages))]
+    measure_missing(chosen, log, args)
+  write(folder, chosen, read_entries(log), args.smoke)
+  return 0
+
+
+def measure_missing(chosen: Sequence[cells.Cell], log: pathlib.Path, args: argparse.Namespace) -> None:
+  """Measures what the log lacks, those for which an earlier call was too short last, until the time is over.
+
+  Raises:
+    ValueError: if the log is of another machine or of other versions.
+  """
+  start, described, code = time.monotonic(), machine.describe_device(), machine.digest_code()
+  entries = read_entries(log)
+  for entry in entries:
+    require(
+      entry['machine'] == described,
+      f'--to={log.parent} holds measurements of another machine ({entry["machine"]}), and this one is '
+      f'{described}; choose another folder',
+    )
+  results = {entry['key']: entry['found'] for entry in entries}
+  missing = [each for each in chosen if 'unfinished' in results.get(each.key, dict(unfinished=0))]
+  missing.sort(key=lambda each: each.key in results)
   for i, each in enumerate(missing, 1):
     left = 60 * args.minutes - (time.monotonic() - start)
     if left <= 0:
       print_status(f'{args.minutes:g} minutes have passed: {len(missing) - i + 1} cells are left; run again')
       break
     print_status(f'cell {i} of {len(missing)}, {left / 60:.0f} minutes left: {each.group} {each.key}')
-    found = measure_here(each, folder) if args.smoke else measure_apart(each, folder, min(each.seconds, left))
-    if found is None:
-      print_status(f'{args.minutes:g} minutes have passed during a cell, which is not recorded; run again')
-      break
-    results[each.key] = found
+    with machine.watch_clocks() as clocks:
+      found = (
+        measure_here(each, log.parent)
+        if args.smoke
+        else measure_apart(each, log.parent, min(each.seconds, left))
+      )
+    entry = dict(key=each.key, found=found, machine=described, code=code, date=f'{date.today()}')
     with log.open('a', encoding='utf-8') as file:
-      entry = dict(key=each.key, found=found, machine=described, clocks=machine.read_clocks())
-      file.write(json.dumps(entry) + '\n')
-  origin = [f'{described}.', f'`tfm {" ".join(sys.argv[1:])}`']
-  if clocks := machine.read_clocks():
-    origin.append(', '.join(f'{name} {value}' for name, value in clocks.items()) + ' (after the last cell).')
-  if args.smoke:
+      file.write(json.dumps(entry | dict(clocks=clocks)) + '\n')
+
+
+def write(
+  folder: pathlib.Path, chosen: Sequence[cells.Cell], entries: Sequence[Mapping[str, Any]], smoke: bool
+) -> None:
+  """Writes the report of the entries, in the order of the cells."""
+  last = {entry['key']: entry for entry in entries if 'unfinished' not in entry['found']}
+  shown = [last[each.key] for each in chosen if each.key in last]
+  dates = sorted({entry['date'] for entry in shown if 'date' in entry})
+  origin = [f'{each}.' for each in dict.fromkeys(entry['machine'] for entry in shown)]
+  if dates:
+    origin.append(f'{dates[0]}.' if dates[0] == dates[-1] else f'{dates[0]} to {dates[-1]}.')
+  if (states := len({entry.get('code') for entry in shown})) > 1:
+    origin.append(f'The cells were measured with {states} states of the code: code in results.jsonl.')
+  if smoke:
     origin.append('A smoke test: the sizes are tiny, and the numbers mean nothing.')
-  measured = [(each, results[each.key]) for each in chosen if each.key in results]
+  measured = [(each, last[each.key]['found']) for each in chosen if each.key in last]
   report.write_report(folder, measured, origin)
   if importlib.util.find_spec('matplotlib'):
     from tfm.benchmark.device import bars
 
-    bars.draw_bars(folder / 'report.png', measured, described)
+    bars.draw_bars(folder / 'report.png', measured, shown[0]['machine'] if shown else '')
   else:
-    print_status("there is no picture without matplotlib: pip install 'tfm[plots]'")
+    print_status("there is no picture without matplotlib: pip install 'tfm[plots]'; then --report draws it")
   print_status(f'{folder}: report.md, {len(measured)} of {len(chosen)} cells')
-  return 0
 
 
-def measure_apart(cell: cells.Cell, folder: pathlib.Path, seconds: float) -> dict | None:
-  """What a process of its own finds; None if the time left ended it, and not its own limit."""
+def measure_apart(cell: cells.Cell, folder: pathlib.Path, seconds: float) -> dict[str, Any]:
+  """What a process of its own finds; `unfinished` if the time left ended it, and not its own limit."""
   command = [sys.executable, '-m', one_cell.__name__, cell.function, json.dumps(dict(cell.arguments))]
   paths = os.pathsep.join(map(os.path.abspath, sys.path))  # relative ones would be lost in another folder
   try:
@@ -97,34 +135,41 @@ def measure_apart(cell: cells.Cell, folder: pathlib.Path, seconds: float) -> dic
       env=os.environ | dict(PYTHONPATH=paths),
     )
   except subprocess.TimeoutExpired:
-    return dict(error=f'took longer than {cell.seconds} s') if seconds >= cell.seconds else None
+    if seconds >= cell.seconds:
+      return dict(error=f'took longer than {cell.seconds} s')
+    return dict(unfinished=round(seconds))
   if done.returncode:
     if done.returncode == -9 or any(text in done.stderr for text in OUT_OF_MEMORY_TEXTS):
       return dict(error='no memory')
     lines = done.stderr.strip().splitlines()
     return dict(error=lines[-1][:300] if lines else f'ended with status {done.returncode}')
-  return json.loads(done.stdout.splitlines()[-1])
+  try:
+    return json.loads(done.stdout.splitlines()[-1])
+  except (IndexError, ValueError):
+    return dict(error=f'its last line is not its numbers: {done.stdout[-200:]!r}')
 
 
-def measure_here(cell: cells.Cell, folder: pathlib.Path) -> dict:
+def measure_here(cell: cells.Cell, folder: pathlib.Path) -> dict[str, Any]:
   """What this process finds."""
   with contextlib.chdir(folder):
     return one_cell.measure(cell)
 
 
-def read_results(log: pathlib.Path, described: str) -> dict[str, dict]:
-  """Cell → numbers of earlier calls.
+def read_entries(log: pathlib.Path) -> list[dict[str, Any]]:
+  """The lines of earlier calls. What was cut off when a call was killed is taken from the file.
 
   Raises:
-    ValueError: if they were measured on another machine or with other versions.
+    ValueError: for another line that is not JSON.
   """
-  results = {}
-  for line in log.read_text(encoding='utf-8').splitlines() if log.exists() else ():
-    entry = json.loads(line)
-    require(
-      entry['machine'] == described,
-      f'--to={log.parent} holds measurements of another machine ({entry["machine"]}), and this one is '
-      f'{described}; choose another folder',
-    )
-    results[entry['key']] = entry['found']
-  return results
+  text = log.read_text(encoding='utf-8') if log.exists() else ''
+  complete, _, torn = text.rpartition('\n')
+  if torn:
+    print_status(f'{log}: its last line is cut off, and its cell is measured again')
+    log.write_text(complete + '\n' * bool(complete), encoding='utf-8')
+  entries = []
+  for number, line in enumerate(complete.splitlines(), 1):
+    try:
+      entries.append(json.loads(line))
+    except ValueError as error:
+      raise ValueError(f'{log}: line {number} is not JSON; delete it') from error
+  return entries

@@ -16,10 +16,9 @@ with importing_extra('ablation'):
   from scipy import stats
 
 
-# Where results worsen over so many times as much on one side of the best rate as on the other, that is rather
-# the cliff beside which training fails than the side of a parabola, whose vertex would lie more than a third
-# of the way to the next rate.
-CLIFF = 5
+# Where results worsen over so many times as much on one side of the best rate as on the other, and by more than
+# this part of the best, that is the cliff beside which training fails, and no side of a parabola.
+CLIFF = 5.0, 0.15
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,7 +132,7 @@ def find_dropped_neighbours(outcome: Mapping[str, Any], best: float) -> list[flo
 def _is_parabola(reached: Mapping[float, float], points: Sequence[float], best: float) -> bool:
   """Whether the points are the best rate and two neighbours, of which none is over a cliff."""
   rises = sorted(abs(reached[rate] - reached[best]) for rate in points if rate != best)
-  return len(rises) == 2 and rises[1] <= CLIFF * rises[0]
+  return len(rises) == 2 and rises[1] <= max(CLIFF[0] * rises[0], CLIFF[1] * abs(reached[best]))
 
 
 def _design(rates: Sequence[float], center: float) -> np.ndarray:
