@@ -16,8 +16,8 @@ with importing_extra('ablation'):
   from scipy import stats
 
 
-# Where results worsen over so many times as much on one side of the best rate as on the other, and by more than
-# this part of the best, that is the cliff beside which training fails, and no side of a parabola.
+# Where results worsen over so many times as much on one side of the best rate as on the other, and by more
+# than this part of the best, that is the cliff beside which training fails, and no side of a parabola.
 CLIFF = 5.0, 0.15
 
 
