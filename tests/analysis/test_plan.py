@@ -48,7 +48,7 @@ def test_here(run, tmp_path, monkeypatch):
   monkeypatch.setitem(chip_specs.CHIPS, 'cpu', CPU)
   write_measurements(tmp_path / 'results.jsonl', dict(tflops=0.02), dict(error='no memory'), dict(gbps=1.0))
   status, out, err = run('--topology=here', '--rows=0', '--to=out', '--calibration=results.jsonl')
-  assert 'calibration: a machine' in err
+  assert 'calibration: cpu cpu; a machine' in err
   assert (
     status == 0
     and 'training: one device of 8 × cpu (data 2 × fsdp 2 × tensor 2)' in out
@@ -86,8 +86,19 @@ def test_here(run, tmp_path, monkeypatch):
 
 def write_measurements(path, *found):
   """A file as `tfm benchmark device` writes it."""
-  lines = [json.dumps(dict(key=str(i), found=each, machine='a machine')) for i, each in enumerate(found)]
+  lines = [
+    json.dumps(dict(key=str(i), found=each, machine='cpu cpu; a machine')) for i, each in enumerate(found)
+  ]
   path.write_text('\n'.join(lines) + '\n', encoding='utf-8')
+
+
+def test_a_calibration_of_another_chip_is_rejected(run, tmp_path, monkeypatch):
+  monkeypatch.setitem(chip_specs.CHIPS, 'cpu', CPU)
+  write_measurements(tmp_path / 'results.jsonl', dict(tflops=700.0, gbps=4000.0))
+  text = (tmp_path / 'results.jsonl').read_text().replace('cpu cpu', 'gpu NVIDIA H200')
+  (tmp_path / 'results.jsonl').write_text(text)
+  status, _, err = run('--topology=here', '--rows=0', '--calibration=results.jsonl')
+  assert status == 2 and "measured on 'NVIDIA H200', and the plan is for a CPU" in err
 
 
 @pytest.mark.parametrize(
@@ -97,6 +108,7 @@ def write_measurements(path, *found):
     ('{"key": "a", "found": {"tflops": 1.0}, "machine": "m"}', 'has no measured matrix product or no copy'),
     ('{"step": 1}', 'is not a results.jsonl'),
     ('[1, 2', 'is not a results.jsonl'),
+    ('{"found": {"tflops": 1, "gbps": 1}, "machine": "m", "smoke": true}', 'is of a smoke test'),
   ],
 )
 def test_a_calibration_without_rates_is_rejected(tmp_path, text, sentence):

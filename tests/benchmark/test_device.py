@@ -1,9 +1,10 @@
 """The benchmark of a device: all cells, tiny, where few packages are installed; resumption; the report."""
 
 import json
-import re
+import os
 import subprocess
 import sys
+import time
 
 import jax
 import pytest
@@ -38,7 +39,8 @@ sys.exit(cli.main(sys.argv[1:]))
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.rotated(1)
+@pytest.mark.timeout(300)
 def test_every_cell_runs_where_only_jax_flax_and_optax_are(tmp_path):
   """Without PyTorch, whose cells have a test among those with oracles."""
   done = subprocess.run(
@@ -55,11 +57,8 @@ def test_every_cell_runs_where_only_jax_flax_and_optax_are(tmp_path):
   assert [*results] == [cell.key for cell in expected]
   for cell in expected:
     found = results[cell.key]
-    if cell.arguments.get('kernel') in ('cudnn', 'flash', 'flash(128)') or 'pallas' in cell.key:
-      assert re.search('runs on (tpu and )?gpu, not on cpu', found['error'])
-    else:
-      assert 'error' not in found and all(value > 0 for value in found.values()), (cell, found)
-      assert report.HEADLINES[cell.group][0] in found
+    assert 'error' not in found and all(value > 0 for value in found.values()), (cell, found)
+    assert report.HEADLINES[cell.group][0] in found
   text = (tmp_path / 'report.md').read_text(encoding='utf-8')
   assert all(f'## {group[:1].upper()}{group[1:]}' in text for group in report.HEADLINES)
   assert 'A smoke test: the sizes are tiny' in text and [*(tmp_path / 'profile').rglob('*.xplane.pb')]
@@ -109,6 +108,73 @@ def test_calls_add_up(counted, tmp_path, monkeypatch):
   assert (tmp_path / 'report.png').exists()
 
 
+def test_a_cell_for_which_the_time_was_too_short_is_tried_last(tmp_path, monkeypatch):
+  """The first needs more than the three minutes of a call, and keeps the others from theirs once."""
+  now, tried = [0.0], []
+
+  def measure(cell, folder, seconds):
+    tried.append(cell.key)
+    needed = 250 if cell.key == slow.key else 60
+    now[0] += min(seconds, needed)
+    return dict(unfinished=round(seconds)) if seconds < needed else dict(tflops=1.0)
+
+  found = [cells.Cell('matrix products', 'calibration:matmul', dict(m=m, k=1, n=1), 300) for m in range(4)]
+  slow = found[0]
+  monkeypatch.setattr(cells, 'list_cells', lambda sizes: found)
+  monkeypatch.setattr(measure_device, 'measure_apart', measure)
+  monkeypatch.setattr(measure_device.time, 'monotonic', lambda: now[0])
+  monkeypatch.setattr(machine, 'describe_device', lambda: 'gpu of a test')
+  command = ['benchmark', 'device', f'--to={tmp_path}']
+  for minutes, expected in ((3, [0]), (3, [1, 2, 3]), (5, [0])):
+    tried.clear()
+    assert cli.main([*command, f'--minutes={minutes}']) == 0
+    assert tried == [found[i].key for i in expected]
+  assert (tmp_path / 'report.md').read_text(encoding='utf-8').count('| 1 |') >= 4
+
+
+def test_a_report_is_written_of_another_machines_results(counted, tmp_path, monkeypatch):
+  """Also of those whose packages are not here; a line that was cut off is measured again."""
+  sdpa = next(cell for cell in cells.list_cells(cells.FULL) if cell.function == 'attention_torch:kernel')
+  entry = dict(key=sdpa.key, found=dict(both_ms=12.5), machine='gpu elsewhere', clocks={})
+  log = tmp_path / 'results.jsonl'
+  assert cli.main(['benchmark', 'device', f'--to={tmp_path}', '--report']) == 2
+  log.write_text(json.dumps(entry) + '\n' + json.dumps(entry)[:40], encoding='utf-8')
+  assert cli.main(['benchmark', 'device', f'--to={tmp_path}', '--report']) == 0
+  text = (tmp_path / 'report.md').read_text(encoding='utf-8')
+  assert 'gpu elsewhere.' in text and '12.5' in text and not counted
+  assert log.read_text(encoding='utf-8') == json.dumps(entry) + '\n'
+  log.write_text('not JSON\n' + json.dumps(entry) + '\n', encoding='utf-8')
+  assert cli.main(['benchmark', 'device', f'--to={tmp_path}', '--report']) == 2
+
+
+def test_the_committed_measurements_make_the_committed_report(tmp_path):
+  (tmp_path / 'results.jsonl').symlink_to(ROOT / 'docs' / 'results' / 'h200.jsonl')
+  assert cli.main(['benchmark', 'device', f'--to={tmp_path}', '--report']) == 0
+  text = (tmp_path / 'report.md').read_text(encoding='utf-8')
+  assert 'gpu NVIDIA H200' in text and '62,658' in text and (tmp_path / 'report.png').exists()
+
+
+def test_clocks_are_those_while_a_cell_ran(tmp_path, monkeypatch):
+  """A stand-in for nvidia-smi: the median clock, the greatest power, and no line that was cut off."""
+  lines = [f'H200, 580.1, 700.00 W, 143771 MiB, {clock} MHz, 3201 MHz, {power} W' for clock, power in RUNNING]
+  program = tmp_path / 'nvidia-smi'
+  program.write_text('#!/bin/sh\ncat <<END\n' + '\n'.join([*lines, 'H200, 58']) + '\nEND\nexec sleep 60\n')
+  program.chmod(0o755)
+  monkeypatch.setenv('PATH', f'{tmp_path}:{os.environ["PATH"]}')
+  with machine.watch_clocks() as clocks:
+    assert not clocks
+    time.sleep(0.5)
+  assert clocks['clocks.sm'] == '1500 MHz' and clocks['power.draw'] == '690.5 W'
+  assert clocks['memory.total'] == '143771 MiB'
+  monkeypatch.setenv('PATH', str(tmp_path / 'empty'))
+  with machine.watch_clocks() as clocks:
+    pass
+  assert clocks == {}
+
+
+RUNNING = (1980, 130.0), (1500, 690.5), (1200, 500.0)
+
+
 def test_results_of_another_machine_are_not_mixed(counted, tmp_path, capsys):
   entry = dict(key='', found={}, machine='another', clocks={})
   (tmp_path / 'results.jsonl').write_text(json.dumps(entry) + '\n', encoding='utf-8')
@@ -124,7 +190,7 @@ def test_a_process_ends_at_its_limit_or_when_the_time_is_over(tmp_path):
     cells.Cell('copies', 'calibration:copy', dict(mib=1), seconds=seconds) for seconds in (0, 60)
   )
   assert measure_device.measure_apart(limited, tmp_path, 0) == dict(error='took longer than 0 s')
-  assert measure_device.measure_apart(unlimited, tmp_path, 0) is None
+  assert measure_device.measure_apart(unlimited, tmp_path, 0) == dict(unfinished=0)
 
 
 def test_errors_are_those_against_the_specification(monkeypatch):

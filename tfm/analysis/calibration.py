@@ -6,7 +6,7 @@ import pathlib
 
 from tfm.analysis.roofline import Bound
 from tfm.errors import require
-from tfm.parallel.chip_specs import Chip
+from tfm.parallel.chip_specs import Chip, find_chip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,17 +15,26 @@ class Calibration:
 
   Attributes:
     flops: of the fastest matrix product, per second; bandwidth: bytes/s of the fastest copy.
-    machine: on what.
+    machine: on what; kind: of the device, as JAX names it.
   """
 
   flops: float
   bandwidth: float
   machine: str
+  kind: str
 
   def expect(self, bound: Bound, chip: Chip) -> Bound:
     """A step's bound with compute and memory at the measured rates; links, networks and hosts, which one
     device does not show, stay at their published peaks.
+
+    Raises:
+      ValueError: if another chip was measured.
     """
+    require(
+      find_chip(self.kind) == chip,
+      f'--calibration was measured on {self.kind or self.machine!r}, and the plan is for {chip.name}; name '
+      'measurements of that chip',
+    )
     return dataclasses.replace(
       bound,
       compute=bound.compute * chip.flops / self.flops,
@@ -37,7 +46,7 @@ def read_calibration(path: pathlib.Path) -> Calibration:
   """The fastest rates in a results.jsonl of `tfm benchmark device`.
 
   Raises:
-    ValueError: if it is no such file, or has no matrix product or no copy.
+    ValueError: if it is no such file, is of a smoke test, or has no matrix product or no copy.
   """
   require(path.is_file(), f'--calibration={path} is not a file; tfm benchmark device writes results.jsonl')
   try:
@@ -54,4 +63,9 @@ def read_calibration(path: pathlib.Path) -> Calibration:
     tflops > 0 and gbps > 0,
     f'--calibration={path} has no measured matrix product or no copy; run tfm benchmark device again',
   )
-  return Calibration(1e12 * tflops, 1e9 * gbps, entries[0]['machine'])
+  require(
+    not any(entry.get('smoke') for entry in entries),
+    f'--calibration={path} is of a smoke test, whose numbers mean nothing; leave out --smoke there',
+  )
+  machine = entries[0]['machine']
+  return Calibration(1e12 * tflops, 1e9 * gbps, machine, machine.partition(';')[0].partition(' ')[2])

@@ -84,6 +84,7 @@ def measure_missing(chosen: Sequence[cells.Cell], log: pathlib.Path, args: argpa
       print_status(f'{args.minutes:g} minutes have passed: {len(missing) - i + 1} cells are left; run again')
       break
     print_status(f'cell {i} of {len(missing)}, {left / 60:.0f} minutes left: {each.group} {each.key}')
+    begun = time.monotonic()
     with machine.watch_clocks() as clocks:
       found = (
         measure_here(each, log.parent)
@@ -91,8 +92,9 @@ def measure_missing(chosen: Sequence[cells.Cell], log: pathlib.Path, args: argpa
         else measure_apart(each, log.parent, min(each.seconds, left))
       )
     entry = dict(key=each.key, found=found, machine=described, code=code, date=f'{date.today()}')
+    entry |= dict(seconds=round(time.monotonic() - begun, 1), clocks=clocks, smoke=args.smoke)
     with log.open('a', encoding='utf-8') as file:
-      file.write(json.dumps(entry | dict(clocks=clocks)) + '\n')
+      file.write(json.dumps(entry) + '\n')
 
 
 def write(
@@ -107,6 +109,8 @@ def write(
     origin.append(f'{dates[0]}.' if dates[0] == dates[-1] else f'{dates[0]} to {dates[-1]}.')
   if (states := len({entry.get('code') for entry in shown})) > 1:
     origin.append(f'The cells were measured with {states} states of the code: code in results.jsonl.')
+  if others := len(last.keys() - {each.key for each in chosen}):
+    origin.append(f'results.jsonl has {others} further cells, which are not shown.')
   if smoke:
     origin.append('A smoke test: the sizes are tiny, and the numbers mean nothing.')
   measured = [(each, last[each.key]['found']) for each in chosen if each.key in last]

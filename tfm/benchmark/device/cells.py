@@ -8,6 +8,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 
+# What the modules of a suffix need, and kernels.
+PACKAGES = {'torch': ('torch',), 'fla': ('torch', 'fla'), 'tokamax': ('tokamax',)}
+
+
 @dataclasses.dataclass(frozen=True)
 class Cell:
   """One measurement.
@@ -32,8 +36,8 @@ class Cell:
   @property
   def packages(self) -> tuple[str, ...]:
     """The packages that it needs beside those of training."""
-    names = self.function.partition(':')[0].rpartition('_')[2], self.arguments.get('kernel')
-    return tuple(name for name in ('torch', 'tokamax') if name in names)
+    module = self.function.partition(':')[0].rpartition('_')[2]
+    return PACKAGES.get(module, ()) + PACKAGES.get(self.arguments.get('kernel'), ())
 
   def measure(self) -> dict[str, float]:
     """Runs the function in this process."""
@@ -51,9 +55,12 @@ class Sizes:
     model: fields of the model that differ from LLaMA 3.2 of 1B; vocab: its vocabulary.
     tokens: of a training step; lengths: of its rows.
     heads: of attention alone; head_width: their width; attended: tokens of its rows, for each length.
-    checked: tokens of the rows on which kernels are compared with the specification.
-    kernel_lengths: of its rows; short: of the shortest.
+    checked: kernel → dtypes in which it is compared with the specification; checked_mixers: likewise;
+      checked_length: tokens of the rows; checked_widths: of heads.
+    kernels: of attention; kernel_lengths: of its rows; short: of the shortest.
+    presets: of the compiler.
     decoded: rows that are decoded at once; prompt, new: tokens of each.
+    interpret: whether kernels for GPUs are interpreted, by blocks of 16.
   """
 
   products: tuple[tuple[int, int, int], ...]
@@ -65,14 +72,37 @@ class Sizes:
   heads: int
   head_width: int
   attended: int
-  checked: int
+  checked: Mapping[str, tuple[str, ...]]
+  checked_mixers: tuple[str, ...]
+  checked_length: int
+  checked_widths: tuple[int, ...]
+  kernels: tuple[str, ...]
   kernel_lengths: tuple[int, ...]
   short: int
   decoded: tuple[int, ...]
   prompt: int
   new: int
+  presets: tuple[str, ...]
+  interpret: bool = False
+
+  def kernel(self, name: str) -> str:
+    """The spec of a kernel that runs where these cells do."""
+    return INTERPRETED.get(name, name) if self.interpret else name
+
+  def mixer(self, name: str) -> str:
+    """The same of a mixer's."""
+    return name.replace('"pallas"', '"pallas(16, interpret=True)"') if self.interpret else name
 
 
+INTERPRETED = {'cudnn': "cudnn('xla')", 'flash': 'flash(16, interpret=True)'}
+REMAT = 'full', 'dots_with_no_batch_dims', "save('block_input mixer/q mixer/k mixer/v')"
+VARIANTS = 'causal', 'window', 'documents', 'soft cap', 'alibi', 't5', 'prefix', 'sinks'
+TORCH_KERNELS = 'flex', 'sdpa'
+UNSUPPORTED = {'cudnn': ('documents', 'soft cap', 'alibi', 't5', 'prefix', 'sinks'), 'sdpa': ('soft cap',)}
+SHORT_KERNELS = 'cudnn', 'flash', 'chunked', 'dense'  # for rows so short that the last may be the fastest
+RECURRENCES = 'linear', 'gated_delta', 'mamba', 'mamba2', 'recurrent', 'convolution'
+FLA_MIXERS = 'linear', 'gated_delta', 'mamba2'
+BY_KERNEL = tuple(f'{name}(recurrence="pallas")' for name in FLA_MIXERS)
 FULL = Sizes(
   products=(
     (16_384, 2048, 2048),
@@ -90,12 +120,18 @@ FULL = Sizes(
   heads=16,
   head_width=128,
   attended=32_768,
-  checked=1000,
+  checked=dict(cudnn=('bfloat16',), tokamax=('bfloat16', 'float32'), flash=('bfloat16', 'float32')),
+  checked_mixers=BY_KERNEL,
+  checked_length=1000,
+  checked_widths=(64, 128),
+  kernels=('cudnn', 'tokamax', 'flash', 'flash(128)', 'chunked'),
   kernel_lengths=(2048, 8192, 32_768),
   short=512,
   decoded=(1, 8, 64),
   prompt=128,
   new=128,
+  # On one device: the scheduler, and two layers of the scan in one iteration without copies between them.
+  presets=('latency_hiding', 'pipelined_collectives'),
 )
 SMOKE = Sizes(
   products=((64, 32, 32), (32, 32, 64)),
@@ -107,22 +143,19 @@ SMOKE = Sizes(
   heads=2,
   head_width=16,
   attended=128,
-  checked=40,
+  checked=dict(cudnn=('bfloat16',)),
+  checked_mixers=BY_KERNEL[:1],
+  checked_length=40,
+  checked_widths=(16,),
+  kernels=('cudnn', 'tokamax', 'flash', 'chunked'),
   kernel_lengths=(128,),
   short=16,
   decoded=(1, 2),
   prompt=4,
   new=4,
+  presets=(),
+  interpret=True,
 )
-
-KERNELS = 'cudnn', 'tokamax', 'flash', 'flash(128)', 'chunked'
-REMAT = 'full', 'dots_with_no_batch_dims', "save('block_input mixer/q mixer/k mixer/v')"
-VARIANTS = 'causal', 'window', 'documents', 'soft cap', 'alibi', 't5', 'prefix', 'sinks'
-TORCH_KERNELS = 'flex', 'sdpa'
-SHORT_KERNELS = 'cudnn', 'flash', 'chunked', 'dense'  # for rows so short that the last may be the fastest
-RECURRENCES = 'linear', 'gated_delta', 'mamba', 'mamba2', 'recurrent', 'convolution'
-BY_KERNEL = tuple(f'{name}(recurrence="pallas")' for name in ('linear', 'gated_delta', 'mamba2'))
-MIXERS = dict(mixer='softmax'), *(dict(mixer=mixer, position='none') for mixer in RECURRENCES + BY_KERNEL)
 
 
 def list_cells(sizes: Sizes) -> list[Cell]:
@@ -130,13 +163,10 @@ def list_cells(sizes: Sizes) -> list[Cell]:
   return [
     *(Cell('matrix products', 'calibration:matmul', dict(m=m, k=k, n=n)) for m, k, n in sizes.products),
     *(Cell('copies', 'calibration:copy', dict(mib=mib)) for mib in sizes.copies),
-    *list_errors(sizes),
     *list_steps(sizes),
+    *list_errors(sizes),
     *list_kernels(sizes),
-    *(
-      Cell('mixers', 'attention:mixer', dict(fields=fields, length=length, **shape(sizes, length)))
-      for length, fields in itertools.product(sizes.kernel_lengths, MIXERS)
-    ),
+    *list_mixers(sizes),
     *(
       Cell(
         'decoding',
@@ -152,15 +182,15 @@ def list_cells(sizes: Sizes) -> list[Cell]:
 
 def list_errors(sizes: Sizes) -> Iterator[Cell]:
   """Whether the kernels that are compiled for the device are right on it, at short rows."""
-  small = dict(length=sizes.checked, batch=2, heads=4)
-  for kernel, dtype, channels in itertools.product(
-    ('cudnn', 'tokamax', 'flash'), ('bfloat16', 'float32'), (64, 128)
-  ):
-    yield Cell('errors', 'errors:kernel', dict(kernel=kernel, dtype=dtype, head_width=channels) | small)
-  for mixer in BY_KERNEL:
-    fields = dict(fields=dict(mixer=mixer), exact=dict(mixer=mixer.partition('(')[0]))
+  small = dict(length=sizes.checked_length, batch=2, heads=4)
+  for (kernel, dtypes), channels in itertools.product(sizes.checked.items(), sizes.checked_widths):
+    for dtype in dtypes:
+      changes = dict(kernel=sizes.kernel(kernel), dtype=dtype, head_width=channels)
+      yield Cell('errors', 'errors:kernel', changes | small)
+  for mixer in sizes.checked_mixers:
+    fields = dict(fields=dict(mixer=sizes.mixer(mixer)), exact=dict(mixer=mixer.partition('(')[0]))
     fields = {name: dict(position='none') | value for name, value in fields.items()}
-    yield Cell('errors', 'errors:mixer', fields | small | dict(head_width=64))
+    yield Cell('errors', 'errors:mixer', fields | small | dict(head_width=sizes.checked_widths[0]))
 
 
 def step(sizes: Sizes, length: int, **changes: str | bool) -> dict[str, Any]:
@@ -175,13 +205,15 @@ def shape(sizes: Sizes, length: int) -> dict[str, int]:
 
 
 def list_steps(sizes: Sizes) -> Iterator[Cell]:
-  """Each kernel, remat policy and preset of the compiler with the defaults of the others; and PyTorch."""
+  """Each kernel, remat policy and preset of the compiler with the defaults of the others; PyTorch; then other
+  kernels by policies.
+  """
   for length in sizes.lengths:
     for changes in (
-      *(dict(kernel=kernel) for kernel in ('auto', *KERNELS)),
+      *(dict(kernel=sizes.kernel(kernel)) for kernel in ('auto', *sizes.kernels)),
       *(dict(remat=remat) for remat in REMAT),
       dict(scan=False),
-      dict(flags='none'),
+      *(dict(flags=flags) for flags in sizes.presets),
     ):
       yield Cell('training step', 'step:measure', step(sizes, length, **changes), 300)
     for attention, compiled in (('sdpa', True), ('flex', True), ('sdpa', False)):
@@ -190,6 +222,21 @@ def list_steps(sizes: Sizes) -> Iterator[Cell]:
       yield Cell(
         'training step', 'step_torch:measure', arguments | dict(attention=attention, compiled=compiled), 300
       )
+  for length, kernel, remat in itertools.product(sizes.lengths, ('flash', 'chunked'), REMAT):
+    changes = dict(kernel=sizes.kernel(kernel), remat=remat)
+    yield Cell('training step', 'step:measure', step(sizes, length, **changes), 300)
+
+
+def list_mixers(sizes: Sizes) -> Iterator[Cell]:
+  """Softmax attention and recurrences, by XLA and by kernels, with their projections; and those of fla."""
+  mixers = [dict(mixer='softmax')]
+  mixers += [dict(mixer=sizes.mixer(mixer), position='none') for mixer in RECURRENCES + BY_KERNEL]
+  for length in sizes.kernel_lengths:
+    fixed = dict(length=length, **shape(sizes, length))
+    for fields in mixers:
+      yield Cell('mixers', 'attention:mixer', dict(fields=fields) | fixed)
+    for mixer in FLA_MIXERS:
+      yield Cell('mixers', 'mixers_fla:mixer', dict(fields=dict(mixer=mixer)) | fixed)
 
 
 def list_kernels(sizes: Sizes) -> Iterator[Cell]:
@@ -197,10 +244,10 @@ def list_kernels(sizes: Sizes) -> Iterator[Cell]:
 
   def cell(kernel, variant, length):
     module = 'attention_torch' if kernel in TORCH_KERNELS else 'attention'
-    arguments = dict(kernel=kernel, variant=variant, length=length) | shape(sizes, length)
+    arguments = dict(kernel=sizes.kernel(kernel), variant=variant, length=length) | shape(sizes, length)
     return Cell('kernels', f'{module}:kernel', arguments)
 
-  kernels = (*KERNELS, *TORCH_KERNELS)
+  kernels = (*sizes.kernels, *TORCH_KERNELS)
   for length, kernel in itertools.product(sizes.kernel_lengths, kernels):
     yield cell(kernel, 'causal', length)
   for kernel in SHORT_KERNELS:
@@ -208,4 +255,5 @@ def list_kernels(sizes: Sizes) -> Iterator[Cell]:
   middle = sizes.kernel_lengths[len(sizes.kernel_lengths) // 2]
   for length in sorted(sizes.kernel_lengths, key=lambda length: length != middle):
     for kernel, variant in itertools.product(kernels, VARIANTS[1:]):
-      yield cell(kernel, variant, length)
+      if variant not in UNSUPPORTED.get(kernel, ()):
+        yield cell(kernel, variant, length)

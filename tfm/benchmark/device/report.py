@@ -12,8 +12,8 @@ from tfm.benchmark.device.cells import Cell
 HEADLINES = {
   'matrix products': ('tflops', 'TFLOP/s'),
   'copies': ('gbps', 'GB/s'),
-  'errors': ('worst', 'relative error'),
   'training step': ('tokens_per_second', 'tokens/s'),
+  'errors': ('worst', 'relative error'),
   'kernels': ('both_ms', 'ms, forward and backward'),
   'mixers': ('both_ms', 'ms, forward and backward'),
   'decoding': ('tokens_per_second', 'new tokens/s'),
