@@ -19,6 +19,7 @@ from tfm.training import metrics
 GUARDED = {
   'pytest': 'conformance/',
   'tokamax': 'kernels/tokamax.py',
+  'fla': 'benchmark/device/mixers_fla.py',
   'torch': 'benchmark/',
   'transformers': 'benchmark/',
 }

@@ -47,7 +47,7 @@ def resolve(sizes: Mapping[str, int], devices: int) -> dict[str, int]:
   if len(inferred) > 1:
     raise ValueError(
       f'config.mesh.{inferred[0]} and config.mesh.{inferred[1]} are both -1; only one axis can take the '
-      'remaining devices'
+      'remaining devices; set the other, such as config.mesh.data=1'
     )
   fixed = math.prod(size for size in sizes.values() if size != -1)
   if devices % fixed or (not inferred and fixed != devices):

@@ -158,7 +158,7 @@ def override_config(config: ConfigDict, override: Callable[[ConfigDict], ConfigD
     require(
       field.endswith('.kernel') or field.startswith(MESH_FIELDS),
       f'--config.{field} cannot be set for a trained run; only kernels and the mesh can, such as '
-      '--config.model.kernel=auto or --config.mesh.fsdp=-1',
+      '--config.model.kernel=auto or --config.mesh.data=1 --config.mesh.fsdp=-1',
     )
   for where, part in parts(changed).items():
     kernel = build_field(f'{where}.kernel', spec.build, part.kernel, tfm.kernels, Kernel)
@@ -193,7 +193,7 @@ def make_mesh(trained: ConfigDict, config: ConfigDict) -> Mesh:
       raise
     print_status(
       f'the mesh of the training does not apply here ({error}): every device holds all parameters; set '
-      '--config.mesh, such as --config.mesh.fsdp=-1, to divide them'
+      '--config.mesh, such as --config.mesh.data=1 --config.mesh.fsdp=-1, to divide them'
     )
     return meshes.make(dict(data=-1))
 
