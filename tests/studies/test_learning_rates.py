@@ -54,6 +54,8 @@ def test_a_rate_that_a_rung_dropped_is_known_as_next_to_the_best():
   outcome = dict(reached={'0.002': 2.0, '0.004': 2.1, '0.008': 2.2}, diverged={}, rungs={'25': rung})
   assert find_dropped_neighbours(outcome, 2e-3) == [1e-3]
   assert find_dropped_neighbours(outcome, 4e-3) == find_dropped_neighbours(outcome, 8e-3) == []
+  rung['diverged']['0.0015'] = ''  # not the neighbour of 0.002 that a rung dropped
+  assert find_dropped_neighbours(outcome, 2e-3) == []
   outcome['reached']['0.001'] = 1.9
   assert find_dropped_neighbours(outcome, 1e-3) == find_dropped_neighbours(outcome, 2e-3) == []
 

@@ -160,20 +160,20 @@ def measure_here(cell: cells.Cell, folder: pathlib.Path) -> dict[str, Any]:
 
 
 def read_entries(log: pathlib.Path) -> list[dict[str, Any]]:
-  """The lines of earlier calls. What was cut off when a call was killed is taken from the file.
+  """The lines of earlier calls. A last one that was cut off when a call was killed is taken from the file.
 
   Raises:
     ValueError: for another line that is not JSON.
   """
   text = log.read_text(encoding='utf-8') if log.exists() else ''
-  complete, _, torn = text.rpartition('\n')
-  if torn:
-    print_status(f'{log}: its last line is cut off, and its cell is measured again')
-    log.write_text(complete + '\n' * bool(complete), encoding='utf-8')
-  entries = []
-  for number, line in enumerate(complete.splitlines(), 1):
+  lines, entries = text.splitlines(), []
+  for number, line in enumerate(lines, 1):
     try:
       entries.append(json.loads(line))
     except ValueError as error:
-      raise ValueError(f'{log}: line {number} is not JSON; delete it') from error
+      if number < len(lines) or text.endswith('\n'):
+        raise ValueError(f'{log}: line {number} is not JSON; delete it') from error
+      print_status(f'{log}: its last line is cut off, and its cell is measured again')
+  if not text.endswith('\n') and text:
+    log.write_text('\n'.join([*lines[: len(entries)], '']), encoding='utf-8')
   return entries

@@ -11,7 +11,8 @@ first, <eos>. ␣ is a space, ↵ a newline, ⇥ a tab, <C3> a byte that is no c
 These are the weights by which the mixer multiplies the values, before dropout: after position, bias, mask,
 soft cap and normalizer. Rows of a head with an attention sink sum to less than one.
 
---config.mesh.fsdp=-1 divides the parameters among all devices, also among those of several processes.
+--config.mesh.data=1 --config.mesh.fsdp=-1 divides the parameters among all devices, also among those of
+several processes.
 """
 
 from __future__ import annotations

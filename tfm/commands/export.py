@@ -11,8 +11,8 @@ The tokenizer of an imported run is copied. stablehlo writes a program that JAX 
 for ONNX Runtime, safetensors the parameters by their names. With cache=N a call reads the next tokens of rows
 of up to N, for decoding.
 
---config.mesh.fsdp=-1 divides the parameters among all devices, also among those of several processes, which
-write huggingface together, as in `tfm train`; one tensor at a time is gathered and written.
+--config.mesh.data=1 --config.mesh.fsdp=-1 divides the parameters among all devices, also among those of
+several processes, which write huggingface together, as in `tfm train`; one tensor at a time is gathered and written.
 """
 
 import contextlib

@@ -11,8 +11,8 @@ predicts a token for each <mask>; sample i has the i-th most likely tokens. Seve
 order, each under a line `=== prompt 2 of 3, sample 1 of 4 ===`. A sample depends on its prompt, --seed and
 its number only, not on other prompts.
 
---config.mesh.fsdp=-1 divides the parameters among all devices, also among those of several processes, which
-generate together, as in `tfm train`.
+--config.mesh.data=1 --config.mesh.fsdp=-1 divides the parameters among all devices, also among those of
+several processes, which generate together, as in `tfm train`.
 """
 
 import contextlib

@@ -6,8 +6,8 @@
 The folder has config.json, model.safetensors (one file, or several with an index) and a tokenizer; a path
 that is no folder is a name on the hub. The run is at step 0; generate, evaluate and attend read it
 immediately. Set config fields outside the model, such as the data for evaluation, with
---config.path.to.field=value. --config.mesh.fsdp=-1 divides the parameters among all devices, also among those
-of several processes, which import together, as in `tfm train`.
+--config.path.to.field=value. --config.mesh.data=1 --config.mesh.fsdp=-1 divides the parameters among all
+devices, also among those of several processes, which import together, as in `tfm train`.
 """
 
 from tfm.commands.cli import add_process_flags, assign_overrides, validate_overrides

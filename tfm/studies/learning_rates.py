@@ -122,11 +122,12 @@ def find_dropped_neighbours(outcome: Mapping[str, Any], best: float) -> list[flo
   Args:
     outcome: of the rates in full and in rungs, as in arm.json.
   """
-  in_rungs = [each for rung in outcome.get('rungs', {}).values() for each in rung.get('reached', {})]
-  in_full = {float(rate) for key in ('reached', 'diverged') for rate in outcome.get(key, {})}
-  grid = sorted(in_full | set(map(float, in_rungs)))
+  rungs = [*outcome.get('rungs', {}).values()]
+  grid = sorted(map(float, list_rates_tried(dict(rates=outcome))))
+  diverged = {float(rate) for each in (outcome, *rungs) for rate in each.get('diverged', {})}
+  in_full = {float(rate) for rate in outcome.get('reached', {})}
   i = grid.index(best)
-  return [rate for rate in grid[max(0, i - 1) : i + 2] if rate not in in_full]
+  return [rate for rate in grid[max(0, i - 1) : i + 2] if rate not in in_full | diverged]
 
 
 def _is_parabola(reached: Mapping[float, float], points: Sequence[float], best: float) -> bool:

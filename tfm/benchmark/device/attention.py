@@ -30,8 +30,8 @@ def time_passes(run: Callable, arguments: tuple) -> dict[str, float]:
     return jax.vjp(run, *arguments)[1](gradient)
 
   found = {}
-  for name, f, given in (('forward', run, arguments), ('both', both, (gradient, *arguments))):
-    compiled = jax.jit(f).lower(*given).compile()
-    seconds = seconds_per_call(lambda: compiled(*given), jax.block_until_ready)
+  for name, f, inputs in (('forward', run, arguments), ('both', both, (gradient, *arguments))):
+    compiled = jax.jit(f).lower(*inputs).compile()
+    seconds = seconds_per_call(lambda: compiled(*inputs), jax.block_until_ready)
     found |= {f'{name}_ms': 1000 * seconds, f'{name}_gib': memory.peak_usage() / 2**30}
   return found

@@ -48,19 +48,19 @@ def watch_clocks(milliseconds: int = 250) -> Iterator[dict[str, str]]:
   """Within the block nvidia-smi reads the first GPU again and again; after it the dictionary has the median
   clocks and the greatest power. It stays empty where there is no nvidia-smi.
   """
-  seen: dict[str, str] = {}
+  clocks: dict[str, str] = {}
   fields = f'--query-gpu={",".join(FIELDS)}'
   command = ['nvidia-smi', fields, '--format=csv,noheader', '--id=0', f'--loop-ms={milliseconds}']
   try:
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, encoding='utf-8')
   except FileNotFoundError:
-    yield seen
+    yield clocks
     return
   try:
-    yield seen
+    yield clocks
   finally:
     process.terminate()
-    seen |= summarize_clocks(process.communicate()[0])
+    clocks |= summarize_clocks(process.communicate()[0])
 
 
 def summarize_clocks(text: str) -> dict[str, str]:
