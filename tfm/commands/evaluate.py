@@ -16,8 +16,8 @@ Of a mixture the metrics are means over the sources by their weights, beside the
 --split=test/SOURCE evaluates one.
 
 --config.model.kernel=auto evaluates with another kernel than that of the training,
---config.mesh.data=1 --config.mesh.fsdp=-1 divides the parameters among all devices; the default is the mesh of the
-training if it fits. Several processes evaluate together, as in `tfm train`.
+--config.mesh.data=1 --config.mesh.fsdp=-1 divides the parameters among all devices; the default is the mesh
+of the training if it fits. Several processes evaluate together, as in `tfm train`.
 
 --slices=N prints where the loss of a decoder lies: in targets that end an n-gram of N tokens which their row
 had before and in those that do not, in rare, medium and frequent tokens, and by position.

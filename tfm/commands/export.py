@@ -12,7 +12,8 @@ for ONNX Runtime, safetensors the parameters by their names. With cache=N a call
 of up to N, for decoding.
 
 --config.mesh.data=1 --config.mesh.fsdp=-1 divides the parameters among all devices, also among those of
-several processes, which write huggingface together, as in `tfm train`; one tensor at a time is gathered and written.
+several processes, which write huggingface together, as in `tfm train`; one tensor at a time is gathered
+and written.
 """
 
 import contextlib
