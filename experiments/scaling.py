@@ -5,7 +5,7 @@ Source:    Radford et al. 2019 (GPT-2); Touvron et al. 2023 (LLaMA, §2.2: rope,
            al. 2022, §3.3 (the fit); Besiroglu et al. 2024 (the fit, done again).
 Command:   tfm ablate experiments/scaling.py --workdir=runs/scaling
 Cost:      0:49 h on 2 CPU cores (x86_64), with --jobs=2.
-Expected:  LLaMA's block has the lower loss at every size, by 0.247 to 0.462 nats (p < 0.001); a FLOP of it is
+Expected:  LLaMA's block has the lower loss at every size, by 0.243 to 0.462 nats (p < 0.001); a FLOP of it is
            worth 4.5 of GPT-2's at the smallest size, and 6.3 at the third, by seeds; by the fitted curves,
            of which GPT-2's is no power law here, the largest is undecided.
 """
