@@ -112,10 +112,10 @@ def validate_training(experiment: Experiment) -> None:
     t.profile <= t.steps,
     f'config.training.profile={t.profile} exceeds config.training.steps={t.steps}; profile a few steps',
   )
-  if config.optimizer.warmup > t.steps:
+  if config.optimizer.warmup >= max(t.steps, 2):  # a warm-up of one step begins at the peak
     print_status(
-      f'note: config.optimizer.warmup={config.optimizer.warmup} exceeds config.training.steps={t.steps}: '
-      'the learning rate never reaches its peak'
+      f'note: config.optimizer.warmup={config.optimizer.warmup} is not below config.training.steps={t.steps}: '
+      'the learning rate rises to the last step'
     )
   # parsed here, so that an invalid one is reported early
   experiment.save_intervals, experiment.stop_rule, experiment.compiler, experiment.sinks
