@@ -114,8 +114,8 @@ def validate_training(experiment: Experiment) -> None:
   )
   if config.optimizer.warmup >= max(t.steps, 2):  # a warm-up of one step begins at the peak
     print_status(
-      f'note: config.optimizer.warmup={config.optimizer.warmup} is not below config.training.steps={t.steps}: '
-      'the learning rate rises to the last step'
+      f'note: config.optimizer.warmup={config.optimizer.warmup} is not below '
+      f'config.training.steps={t.steps}: the learning rate rises to the last step'
     )
   # parsed here, so that an invalid one is reported early
   experiment.save_intervals, experiment.stop_rule, experiment.compiler, experiment.sinks
