@@ -127,6 +127,10 @@ def test_a_broken_variant_breaks_itself_alone(tmp_path, monkeypatch, capsys):
     spec.find_variant('zzz', *collect.SLOTS['mask'])
   with pytest.raises(spec.SpecError, match='; one of your own needs --variants=FOLDER$'):
     spec.find_variant('zzz', *collect.SLOTS['mask'])
+  with pytest.raises(
+    spec.SpecError, match="; one of your own needs --variants=FOLDER; did you mean 'causal'"
+  ):
+    spec.find_variant('causl', *collect.SLOTS['mask'])
   with pytest.raises(FileError, match=r'broken.py cannot be read as a variant of masks: SyntaxError'):
     spec.find_variant('broken', *collect.SLOTS['mask'])
   names = [variant.name for variant in variant_catalogue.variants('mask')]

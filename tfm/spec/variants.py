@@ -59,9 +59,9 @@ def require_variants(text: str, package: ModuleType) -> None:
 def _find_file(name: str, package: ModuleType, text: str | None) -> str:
   files = variant_files(package)
   if name not in files:
-    remedy = suggest(name, sorted(files))
-    if not remedy.endswith('?') and not variant_folders.folders():  # no typo
-      remedy += '; one of your own needs --variants=FOLDER'
+    listed, *near = suggest(name, sorted(files)).split('; ')
+    own = [] if variant_folders.folders() else ['one of your own needs --variants=FOLDER']
+    remedy = '; '.join([listed, *own, *near])
     raise SpecError(f'{text or name!r} names {name!r}, which {_slot_name(package)} does not have; {remedy}')
   return files[name]
 
