@@ -125,7 +125,7 @@ def test_a_missing_package_names_its_extra(monkeypatch):
   monkeypatch.setitem(sys.modules, 'sacremoses', None)
   with pytest.raises(MissingExtra) as caught, importing_extra('translation'):
     import sacremoses  # noqa: F401
-  assert str(caught.value) == "sacremoses is not installed; run: pip install 'tfm[translation]'"
+  assert str(caught.value) == "sacremoses is not installed; run in the clone: pip install -e '.[translation]'"
   assert isinstance(caught.value, ImportError) and isinstance(caught.value, ValueError)
 
 
@@ -188,7 +188,8 @@ SENTENCES = {
 def test_without_an_extra_a_sentence_names_it(tmp_path):
   extras, commands = zip(*((extra, command) for extra, (command, _) in SENTENCES.items()))
   for extra, (status, text) in zip(extras, run_in_base(tmp_path, *commands), strict=True):
-    sentence = SENTENCES[extra][1].format('[A-Za-z0-9_.]+') + rf"; run: pip install 'tfm\[{extra}\]'\n"
+    remedy = rf"; run in the clone: pip install -e '\.\[{extra}\]'\n"
+    sentence = SENTENCES[extra][1].format('[A-Za-z0-9_.]+') + remedy
     assert status == 2 and re.fullmatch(sentence, text), (extra, text)
 
 
@@ -202,7 +203,7 @@ def test_help_on_the_package_in_a_base_installation(tmp_path):
   )
 
 
-NOTICE = "no curves.png: matplotlib is not installed; run: pip install 'tfm[plots]'"
+NOTICE = "no curves.png: matplotlib is not installed; run in the clone: pip install -e '.[plots]'"
 
 
 @pytest.mark.slow

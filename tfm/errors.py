@@ -32,16 +32,17 @@ class MissingExtra(ImportError, ValueError):
 
 @contextlib.contextmanager
 def importing_extra(name: str) -> Iterator[None]:
-  """The boundary to packages that only `pip install 'tfm[NAME]'` installs: they are imported in such a block.
+  """The boundary to packages that only the extra `[NAME]` installs: they are imported in such a block.
 
   Raises:
-    MissingExtra: 'PACKAGE is not installed; run: pip install 'tfm[NAME]''.
+    MissingExtra: 'PACKAGE is not installed; run in the clone: pip install -e '.[NAME]''.
   """
   try:
     yield
   except ModuleNotFoundError as error:
     package = error.name.partition('.')[0]
-    raise MissingExtra(f"{package} is not installed; run: pip install 'tfm[{name}]'") from error
+    remedy = f"run in the clone: pip install -e '.[{name}]'"
+    raise MissingExtra(f'{package} is not installed; {remedy}') from error
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ import pytest
 from tests.paths import SHARED
 
 
-pytest.importorskip('mkdocstrings', reason='the site needs: pip install tfm[docs]')
+pytest.importorskip('mkdocstrings', reason="the site needs: pip install -e '.[docs]'")
 
 
 @pytest.fixture(scope='module')

@@ -120,7 +120,7 @@ def write(
 
     bars.draw_bars(folder / 'report.png', measured, shown[0]['machine'] if shown else '')
   else:
-    print_status("there is no picture without matplotlib: pip install 'tfm[plots]'; then --report draws it")
+    print_status("there is no picture without matplotlib: pip install -e '.[plots]'; then --report draws it")
   print_status(f'{folder}: report.md, {len(measured)} of {len(chosen)} cells')
 
 

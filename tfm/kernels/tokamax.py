@@ -31,7 +31,7 @@ class Tokamax(Kernel):
   a window to the left, or the full mask. Under the full mask the keys of the padding are masked explicitly,
   because the library's gradients are wrong with its own sequence lengths. It returns no log-sum-exp.
 
-  The package is optional: `pip install tokamax`, which requires jax below 0.11.
+  The package is optional: the extra `[tokamax]`, which requires jax below 0.11.
 
   Attributes:
     implementation: 'mosaic' (Hopper, Blackwell), 'triton' (Ampere and later), or 'xla_chunked' (any
