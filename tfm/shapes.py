@@ -12,7 +12,7 @@
 """
 
 from jax import Array
-from jaxtyping import Bool, Float, Int, PyTree, UInt32
+from jaxtyping import Bool, Float, Int, PyTree, UInt32, UInt64
 
 
-__all__ = ['Array', 'Bool', 'Float', 'Int', 'PyTree', 'UInt32']
+__all__ = ['Array', 'Bool', 'Float', 'Int', 'PyTree', 'UInt32', 'UInt64']

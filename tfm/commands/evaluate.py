@@ -20,7 +20,9 @@ Of a mixture the metrics are means over the sources by their weights, beside the
 of the training if it fits. Several processes evaluate together, as in `tfm train`.
 
 --slices=N prints where the loss of a decoder lies: in targets that end an n-gram of N tokens which their row
-had before and in those that do not, in rare, medium and frequent tokens, and by position.
+had before (repeated) and in those that do not (new); in repeated n-grams that training has at most 1,250
+times (ar_hits: those of Zoology for N=2) and in all others; in rare, medium and frequent tokens; and by
+position.
 
 An encoder-decoder also generates a target for every source with config.decoding. The targets are written to
 DIR/hypotheses and compared with the references by each --metric: bleu(lowercase, tokenize),

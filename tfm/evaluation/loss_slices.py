@@ -1,7 +1,9 @@
 """Loss slices: where the loss of a language model lies, by kinds of targets.
 
   repeated, new            whether a target ends an n-gram that its row had before: what can be recalled from
-                           the context ("AR hits", Arora et al. 2023, Zoology, §3.1; Olsson et al. 2022)
+                           the context (Olsson et al. 2022)
+  ar_hits, other           whether it does, and training has that n-gram at most 1,250 times: what the context
+                           tells, and hardly the parameters (of bigrams: Arora et al. 2023, Zoology, §3.1)
   rare, medium, frequent   by how often the training split has the token: the rarest types that make up a
                            tenth of it, the most frequent that make up half, and those between
   position                 by the number of tokens that the row has before it: 0, 1-3, 4-15, …
@@ -11,7 +13,8 @@ All slices are of the loss in nats per token.
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Iterator, Mapping
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -22,17 +25,20 @@ from tfm.layers import chunked_cross_entropy, cross_entropy
 from tfm.mixers.protocol import Context
 from tfm.models.decoder import Decoder
 from tfm.objectives.causal_lm import CausalLM
-from tfm.shapes import Array, Bool, Float, Int, PyTree
+from tfm.shapes import Array, Bool, Float, Int, PyTree, UInt64
 
 
-REPEATS, FREQUENCIES = ('new', 'repeated'), ('rare', 'medium', 'frequent')
+REPEATS, RECALL, FREQUENCIES = ('new', 'repeated'), ('other', 'ar_hits'), ('rare', 'medium', 'frequent')
+NAMES = REPEATS, RECALL, FREQUENCIES  # of three partitions of the targets; the fourth is by position
+# An n-gram that training has more often is no AR hit.
+MAX_COUNT = 1250
 # The shares of the training tokens that the rarest and that all but the most frequent types have.
 RARE, NOT_FREQUENT = 0.1, 0.5
 # Positions are in groups of this many times the one before.
 RATIO = 4
 # Tokens per chunk of the loss.
 CHUNK = 1024
-LABELS = 'slices'  # the field of a batch: [B T 3], the slices of every target
+LABELS = 'slices'  # the field of a batch: [B T 4], the slices of every target
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,24 +64,26 @@ class Slices:
   Attributes:
     ngram: tokens of an n-gram, the target included.
     classes: [V], the index of each token in `FREQUENCIES`.
+    known: the n-grams that training has often (`frequent_ngrams`).
   """
 
   ngram: int
   classes: Int[np.ndarray, 'V']
+  known: UInt64[np.ndarray, 'N']
 
   def label(self, batches: Iterable[Mapping[str, np.ndarray]]) -> Iterator[dict[str, np.ndarray]]:
     """Yields the batches with the slices of each target, as indices of `summarize`."""
     for batch in batches:
-      labels = [
-        find_repeats(batch['inputs'], batch['targets'], batch['segments'], self.ngram),
-        len(REPEATS) + self.classes[batch['targets']],
-        len(REPEATS) + len(FREQUENCIES) + position_groups(batch['positions']),
-      ]
-      yield dict(batch) | {LABELS: np.stack(labels, axis=-1).astype(np.int32)}
+      inputs, targets = batch['inputs'], batch['targets']
+      repeated = find_repeats(inputs, targets, batch['segments'], self.ngram)
+      known = np.isin(hash_ngrams(_list_grams(inputs, targets, self.ngram)), self.known)
+      labels = [repeated, repeated & ~known, self.classes[targets], position_groups(batch['positions'])]
+      starts = np.cumsum([0, *map(len, NAMES)])
+      yield dict(batch) | {LABELS: (np.stack(labels, axis=-1) + starts).astype(np.int32)}
 
   def summarize(self, sums: Mapping[str, Float[np.ndarray, 'S']]) -> list[Slice]:
     """The slices from the sums of `sum_by_slice`; groups of positions that no row has are left out."""
-    names = [(name, 0) for name in (*REPEATS, *FREQUENCIES)]
+    names = [(name, 0) for name in itertools.chain(*NAMES)]
     groups = len(sums['tokens']) - len(names)
     names += [('position', first) for first in (0, *RATIO ** np.arange(groups - 1))]
     found = [
@@ -94,7 +102,7 @@ def find_repeats(
   """
   B, T = inputs.shape
   rows, after = np.indices((B, T)), max(T - n + 2, 0)
-  grams = [rows[0], segments, *(_shift(inputs, shift) for shift in range(n - 2, -1, -1)), targets]
+  grams = [rows[0], segments, *_list_grams(inputs, targets, n)]
   whole = np.zeros((B, T), bool)
   whole[:, n - 2 :] = (segments[:, n - 2 :] == segments[:, :after]) & (segments[:, n - 2 :] > 0)
   _, first, which = np.unique(
@@ -105,9 +113,32 @@ def find_repeats(
   return repeated
 
 
+def _list_grams(
+  inputs: Int[np.ndarray, 'B T'], targets: Int[np.ndarray, 'B T'], n: int
+) -> list[Int[np.ndarray, 'B T']]:
+  """The first, second, … tokens of the n-grams that end with each target."""
+  return [*(_shift(inputs, shift) for shift in range(n - 2, -1, -1)), targets]
+
+
 def _shift(x: Int[np.ndarray, 'B T'], by: int) -> Int[np.ndarray, 'B T']:
   """x[t - by] at t, and 0 before the beginning."""
   return np.pad(x, ((0, 0), (by, 0)))[:, : x.shape[1]]
+
+
+def frequent_ngrams(ids: Int[np.ndarray, 'N'], n: int, most: int) -> UInt64[np.ndarray, 'M']:
+  """The n-grams, hashed, that a text has more than `most` times."""
+  length = max(len(ids) - n + 1, 0)
+  found, counts = np.unique(hash_ngrams([ids[i : i + length] for i in range(n)]), return_counts=True)
+  return found[counts > most]
+
+
+def hash_ngrams(grams: Sequence[Int[np.ndarray, '*dims']]) -> UInt64[np.ndarray, '*dims']:
+  """64 bits for each n-gram, given as its first, second, … tokens: equal for two with probability 2^-64."""
+  found = np.zeros(np.shape(grams[0]), np.uint64)
+  for tokens in grams:  # products and sums are modulo 2^64
+    found = (found ^ tokens.astype(np.uint64)) * np.uint64(0x9E3779B97F4A7C15)
+    found ^= found >> np.uint64(32)
+  return found
 
 
 def frequency_classes(counts: Int[np.ndarray, 'V']) -> Int[np.ndarray, 'V']:
@@ -127,7 +158,7 @@ def position_groups(positions: Int[np.ndarray, 'B T']) -> Int[np.ndarray, 'B T']
 
 def count_slices(length: int) -> int:
   """How many slices rows of a length may have."""
-  return len(REPEATS) + len(FREQUENCIES) + int(position_groups(np.array(length - 1))) + 1
+  return sum(map(len, NAMES)) + int(position_groups(np.array(length - 1))) + 1
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
