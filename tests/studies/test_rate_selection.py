@@ -118,6 +118,17 @@ def test_a_rate_that_a_rung_dropped_beside_the_best_trains_in_full(file, tmp_pat
   assert 0.0005 < selected.config.optimizer.learning_rate < 0.002
 
 
+def test_a_rung_warms_up_for_the_same_part_of_its_steps(file):
+  """Of 40 steps with a warm-up of 20 a quarter has 10 with 5: with 20 it would never leave the warm-up."""
+  study = studies.load_study(file)
+  study.config.training.steps, study.config.optimizer.warmup = 40, 20
+  arm = Arm('rope', {}, Experiment(resolve_config(complete(study.config))), {}, 0, 0.0, 0)
+  for fraction, steps, warmup in ((0.25, 10, 5), (0.5, 20, 10)):
+    config = runner.with_steps(arm, fraction).config
+    assert (config.training.steps, config.optimizer.warmup) == (steps, warmup)
+  assert (arm.config.training.steps, arm.config.optimizer.warmup) == (40, 20)
+
+
 @pytest.mark.slow
 def test_rungs_drop_rates_before_they_train_in_full(file, tmp_path, monkeypatch):
   """Of four rates three train in full; the rate of the seeds lies between them, and nothing trains twice."""

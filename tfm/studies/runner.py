@@ -23,7 +23,7 @@ from tfm.studies import learning_rates, store
 from tfm.studies.arms import Arm, build_model
 from tfm.studies.measures.protocol import Measure, build_measure
 from tfm.studies.results_table import describe_machine
-from tfm.studies.study import Study, prefix_errors
+from tfm.studies.study import RATE, STEPS, Study, change_config, prefix_errors
 from tfm.training.metrics import read_validations
 from tfm.training.progress_line import print_status
 from tfm.training.reporters import Diverged
@@ -382,15 +382,18 @@ def try_rates(
 
 def with_learning_rate(arm: Arm, rate: float) -> Arm:
   """A copy of the arm with another learning rate."""
-  return _with_field(arm, 'optimizer', 'learning_rate', rate)
+  return _with_fields(arm, {RATE: rate})
 
 
 def with_steps(arm: Arm, fraction: float) -> Arm:
-  """A copy of the arm that trains for a part of its steps, with a schedule of this length."""
-  return _with_field(arm, 'training', 'steps', max(1, round(fraction * arm.config.training.steps)))
+  """A copy of the arm that trains for a part of its steps, with a schedule of this length: all of its warm-up
+  might leave nothing after it.
+  """
+  steps, warmup = arm.config.training.steps, arm.config.optimizer.warmup
+  return _with_fields(
+    arm, {STEPS: max(1, round(fraction * steps)), 'optimizer.warmup': round(fraction * warmup)}
+  )
 
 
-def _with_field(arm: Arm, section: str, field: str, value: Any) -> Arm:
-  config = arm.config.copy_and_resolve_references()
-  config[section][field] = value
-  return dataclasses.replace(arm, experiment=Experiment(config))
+def _with_fields(arm: Arm, changes: Mapping[str, Any]) -> Arm:
+  return dataclasses.replace(arm, experiment=Experiment(change_config(arm.config, changes)))
