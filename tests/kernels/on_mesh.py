@@ -16,10 +16,12 @@ RULES = sharding.parse_rules(default_config().rules)
 ALL_QUERIES = [name for name, case in CASES.items() if case.queries == (0, 12)]
 
 
-def abstract_mesh(kind, platform):
-  """A mesh of one device of that kind, which is not attached."""
+def abstract_mesh(kind, platform, **sizes):
+  """A mesh of one device of that kind, or of such sizes, that is not attached."""
   device = AbstractDevice(device_kind=kind, num_cores=1, platform=platform)
-  return AbstractMesh((1,), ('data',), axis_types=(AxisType.Auto,), abstract_device=device)
+  axes = dict.fromkeys(meshes.AXES, 1) | sizes
+  types = (AxisType.Auto,) * len(axes)
+  return AbstractMesh((*axes.values(),), (*axes,), axis_types=types, abstract_device=device)
 
 
 def function_on_mesh(text, case):

@@ -3,6 +3,7 @@
 import functools
 import re
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from jax.tree_util import Partial
 
 from tests.jaxprs import list_equations
-from tests.kernels.on_mesh import abstract_mesh
+from tests.kernels.on_mesh import RULES, abstract_mesh
 from tests.kernels.test_chunked import attention_inputs, kernel
 from tests.kernels.test_splash import close, segments
 from tfm.analysis import gpu_targets, lowering, plan, topology
@@ -163,10 +164,10 @@ def test_the_steps_of_a_ring(name, layout):
 @pytest.mark.parametrize(
   'text, message',
   [
-    ('ring(step="flashy")', "step='flashy' is unknown; known: chunked, flash"),
+    ('ring(step="flashy")', "step='flashy' is unknown; known: auto, chunked, flash"),
     ('ring(step="flash")', 'needs blocks of one size, not queries=512, keys=256'),
     ('ring(48, 48, step="flash")', 'block=48 must be a power of two'),
-    ('ring(interpret=True)', "interpret=True is for step='flash', not for step='chunked'"),
+    ('ring(interpret=True)', "interpret=True is for step='flash', not for step='auto'"),
   ],
 )
 def test_what_is_no_ring(text, message):
@@ -183,6 +184,34 @@ def test_what_a_ring_of_flash_refuses():
     reason = ring.unsupported_reason(*arrays(T=256), inputs.replace(bias=Partial(jnp.add)))
     assert reason == "step='flash' supports no bias on the logits"
   assert 'not on cpu' in kernel('ring(16, 16, step="flash")').unavailable_reason('cpu')
+
+
+@pytest.mark.parametrize(
+  'kind, fields, expected',
+  [
+    ('NVIDIA H200', {}, 'flash'),
+    ('NVIDIA H200', dict(soft_cap=5.0, sinks=SINKS), 'flash'),
+    ('NVIDIA H200', dict(bias=Partial(by_distance, TABLE)), 'chunked, not flash: .* no bias'),
+    ('NVIDIA H200', dict(T=512), 'chunked, not flash: 256 queries and 256 keys are few'),
+    ('NVIDIA H200', dict(T=2**17), 'chunked, not flash: 131,072 queries and 131,072 keys are many'),
+    ('NVIDIA H200', dict(dtype='float32'), 'chunked, not flash: .* bfloat16, not 64 in float32'),
+    ('NVIDIA L4', {}, 'chunked, not flash: it was measured on an H200'),
+    ('TPU v5 lite', {}, 'chunked, not flash: it was measured on an H200'),
+  ],
+)
+def test_the_steps_of_a_ring_that_auto_takes(caplog, kind, fields, expected):
+  """Of two devices that are not attached: flash where each has rows as long as those that were measured."""
+  fields = dict(T=1024, dtype='bfloat16') | fields
+  length, dtype = (fields.pop(name) for name in ('T', 'dtype'))
+  platform = 'tpu' if kind.startswith('TPU') else 'gpu'
+  qkv = [jax.ShapeDtypeStruct((B, length, H, 64), dtype)] * 3
+  mesh = abstract_mesh(kind, platform, sequence=2)
+  caplog.set_level('INFO', 'tfm.kernels')
+  with jax.sharding.use_abstract_mesh(mesh), nn.logical_axis_rules(RULES):
+    jax.eval_shape(lambda *qkv: kernel('auto')(*qkv, **attention_inputs(T=length) | fields), *qkv)
+  choice, steps = caplog.messages
+  assert choice == f'kernel: auto chose ring on {platform}'
+  assert re.match(f'kernel: the steps of the ring are {expected}', steps)
 
 
 @pytest.mark.parametrize('side', ['by_query', 'by_key'])
@@ -267,6 +296,7 @@ COMPILED = {
   'rope': {'model.position': 'rope'},
   't5': {'model.position': 't5'},
   'ring': {'model.kernel': 'ring(128, 128, step="flash")', 'mesh.sequence': 2},
+  'ring by auto': {'model.kernel': 'auto', 'mesh.sequence': 2, 'data.length': 1024},
 }
 
 
@@ -277,6 +307,8 @@ def test_a_training_step_compiles_for(tiny, name, case):
   """By the compilers of the devices: Mosaic, and Triton within XLA."""
   if name.startswith('h100') and not gpu_targets.is_cuda_plugin_installed():
     pytest.skip("JAX's plugin for CUDA is not installed; pip install -e '.[cuda-compiler]'")
+  if name.startswith('v5e') and case == 'ring by auto':
+    pytest.skip('flash was not measured on TPUs, so that auto does not choose it there')
   if name.startswith('v5e') and not topology.is_libtpu_installed():
     pytest.skip("libtpu is not installed; pip install -e '.[tpu]'")
   fields = {'data.length': 512, 'model.width': 256, 'model.dtype': 'bfloat16', 'model.kernel': 'flash'}

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import importlib
+import logging
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from tfm.kernels import _block_plan, _blockwise
 from tfm.kernels._block_plan import BlockGrid, BlockSizes, VisitPlan
 from tfm.kernels._flash_steps import FlashSteps
 from tfm.kernels.protocol import Kernel
+from tfm.parallel import mesh
 from tfm.parallel.sequence_parallelism import manual_axes, sequence_shards
 from tfm.parallel.sharded_attention import batch_and_head_axes
 from tfm.parallel.sharding import shard, shard_by_rules_here, shard_count
@@ -26,6 +28,8 @@ from tfm.shapes import Array, Int, PyTree
 # Zigzag order is used only if it reduces the work to this fraction: its two exchanges of tokens cost time
 # too.
 ZIGZAG_THRESHOLD = 0.75
+
+_log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,10 +52,12 @@ class Ring(BlockSizes, Kernel):
   With step='flash' each step is a kernel of `flash`, whose outputs are merged by their log-sum-exps: for all
   that it supports but biases. A step of a device reads the keys of one device, so that these alone must fit
   into the memory for vectors of a TPU. Rows and heads are sharded by the rules, in the same `shard_map`.
+  With step='auto' it is 'flash' where kernel='auto' prefers that for whole rows and for the rows of a device
+  (docs/results/h200.md), with blocks of its own, and 'chunked' elsewhere.
 
   Attributes:
     queries, keys: tokens of a block.
-    step: 'chunked' or 'flash'.
+    step: 'auto', 'chunked' or 'flash'.
     interpret: whether 'flash' runs in interpreter mode on any platform, for tests.
 
   Raises:
@@ -61,13 +67,13 @@ class Ring(BlockSizes, Kernel):
   examples = ('ring', 'ring(queries=4, keys=5)')
   names_residuals = True
 
-  step: str = 'chunked'
+  step: str = 'auto'
   interpret: bool = False
 
   def __post_init__(self):
     super().__post_init__()
-    if self.step not in STEPS:
-      raise ValueError(f'step={self.step!r} is unknown; {suggest(self.step, STEPS)}')
+    if self.step not in (known := ('auto', *STEPS)):
+      raise ValueError(f'step={self.step!r} is unknown; {suggest(self.step, known)}')
     if self.step == 'flash' and self.queries != self.keys:
       raise ValueError(f"step='flash' needs blocks of one size, not queries={self.queries}, keys={self.keys}")
     if self.step == 'flash':
@@ -77,12 +83,29 @@ class Ring(BlockSizes, Kernel):
 
   def flash(self) -> Kernel:
     """The kernel of a step, with the same blocks."""
-    return spec.build(f'flash({self.keys}, {self.interpret})', importlib.import_module('tfm.kernels'), Kernel)
+    return build_flash(f'flash({self.keys}, {self.interpret})')
+
+  def choose_step(self, q, k, v, inputs) -> tuple['Ring', str | None]:
+    """The kernel with the step that it takes for these inputs, and why 'auto' does not take 'flash'."""
+    if self.step != 'auto':
+      return self, None
+    block, platform = build_flash('flash').tokens, mesh.current_platform()
+    by_flash = dataclasses.replace(self, step='flash', queries=block, keys=block)
+    rows = (q, k, v), one_device_rows(sequence_shards()[1], q, k, v)
+    unpreferred = (by_flash.flash().unpreferred_reason(*each, inputs, platform) for each in rows)
+    reason = (
+      by_flash.unavailable_reason(platform)
+      or by_flash.unsupported_reason(q, k, v, inputs)
+      or next(filter(None, unpreferred), None)
+    )
+    return (dataclasses.replace(self, step='chunked') if reason else by_flash), reason
 
   def unavailable_reason(self, platform):
     return self.flash().unavailable_reason(platform) if self.step == 'flash' else None
 
   def unsupported_reason(self, q, k, v, inputs):
+    if self.step == 'auto':
+      return self.choose_step(q, k, v, inputs)[0].unsupported_reason(q, k, v, inputs)
     axes, n = sequence_shards()
     if len(axes) > 1:
       return f'keys go round one mesh axis, and the rules shard rows by {" and ".join(axes)}'
@@ -98,13 +121,17 @@ class Ring(BlockSizes, Kernel):
       return (
         f'its {n} devices need rows of {2 * n * self.keys} tokens or more, two blocks of {self.keys} each'
       )
-    one = (jax.ShapeDtypeStruct((len(x), x.shape[1] // n, *x.shape[2:]), x.dtype) for x in (q, k, v))
-    return self.flash().unsupported_reason(*one, inputs)
+    return self.flash().unsupported_reason(*one_device_rows(n, q, k, v), inputs)
 
   def unpreferred_reason(self, q, k, v, inputs, platform):
     return None if sequence_shards()[0] else 'no mesh axis shards rows'
 
   def attend(self, q, k, v, inputs):
+    if self.step == 'auto':
+      kernel, reason = self.choose_step(q, k, v, inputs)
+      steps = f'{kernel.step}, not flash: {reason}' if reason else kernel.step
+      _log.info(f'kernel: the steps of the ring are {steps}', extra=dict(once=f'ring of {kernel.step}'))
+      return kernel.attend(q, k, v, inputs)
     axes, n = sequence_shards()
     if not axes and self.step == 'flash':
       return self.flash().attend(q, k, v, inputs)
@@ -133,6 +160,16 @@ class Ring(BlockSizes, Kernel):
     other_inputs = inputs.replace(score=None, bias=None, sinks=None)
     out, log_sum_exp = run(jnp.arange(n), (q, k, v), learned, other_inputs)
     return shard(out, 'batch', 'length', 'heads', 'kv'), log_sum_exp
+
+
+def build_flash(text: str) -> Kernel:
+  """The kernel of such a spec."""
+  return spec.build(text, importlib.import_module('tfm.kernels'), Kernel)
+
+
+def one_device_rows(devices: int, *arrays: Array) -> list[jax.ShapeDtypeStruct]:
+  """The shapes of arrays [B T …] of which each of so many devices has its part of the tokens."""
+  return [jax.ShapeDtypeStruct((len(x), x.shape[1] // devices, *x.shape[2:]), x.dtype) for x in arrays]
 
 
 class RingSizes(NamedTuple):
