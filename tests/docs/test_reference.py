@@ -42,3 +42,5 @@ def test_no_word_of_a_command_is_lost(generate):
   page = generate.format_commands()
   assert '`--config FILE[:args]` | ' in page and '### tfm benchmark attention' in page
   assert 'tfm train --config=configs/lm.py --workdir=runs/lm' in page
+  assert '(default: data,' in page and '%(' not in page
+  assert '`--variants=FOLDER`' in page

@@ -8,7 +8,8 @@
 
 DIR receives report.html, report.md, results.csv, results.json and PNG plots. arms/ARM/seedN are ordinary
 runs, which every other command reads. --config.path=value changes the config of all arms. An arm that fails
-is reported, the others continue, and the exit status is 1. An arm that diverges is a result, not a failure.
+is reported, the others continue, and the exit status is 1; so it is where the study is stopped. An arm that
+diverges is a result, not a failure.
 """
 
 import argparse

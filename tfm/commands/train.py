@@ -16,8 +16,9 @@ Several processes, each with its own devices, train as one run; DIR must be visi
   srun tfm train --processes=auto --config=… --workdir=…   # likewise on TPU pods, or in Kubernetes
   tfm train --processes=2 --process=0 --coordinator=localhost:9999 …    # and the same with --process=1
 
-Exit status: 0 when training finished or stopped on a signal, 2 for invalid input, 75 when another process was
-lost and the same command should be run again.
+Exit status: 0 when training finished or stopped on a signal, 1 when the machine failed (such as a full disk),
+2 for invalid input or a run that diverged, 75 when another process was lost and the same command should be run
+again.
 """
 
 from tfm.commands.cli import add_display_flags, add_process_flags

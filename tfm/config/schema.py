@@ -214,7 +214,8 @@ def _fields() -> dict[str, Any]:
       # dots, dots_with_no_batch_dims, or all but the names in save('attention mixer/q') or, in host memory,
       # offload('block_input') (tfm/models/remat.py)
       remat=FromTable('none', 'models.remat:REMAT'),
-      # projections in integers: none, int8(weights_only), int4(group), bitnet (tfm/layers/quantization.py)
+      # projections in integers or float8: none, int8(weights_only), int4(group), fp8, bitnet
+      # (tfm/layers/quantization.py)
       quantization=FromTable('none', 'layers.quantization:QUANTIZATIONS'),
       # names in `blocks`, repeated over the layers; (): all layers are equal
       pattern=Ranged((), tuple[str, ...]),

@@ -70,7 +70,7 @@ def trace_layers(model: Trunk, key: Array, length: int, projects: bool = False) 
 
 
 def cosine_loss(student: Layers, teacher: Layers, is_token: Bool[Array, 'B T']) -> Float[Array, '']:
-  """The mean over tokens of 1 - cos(h, h_teacher) of the last hidden states (Sanh et al. 2019, §3).
+  """The mean over tokens of 1 - cos(h, h_teacher) of the last hidden states (Sanh et al. 2019, §2).
 
   Raises:
     ValueError: for unequal widths.

@@ -25,7 +25,7 @@ class Distillation(Objective):
   (Hinton et al. 2015, §2).
 
   With weights of layer losses, as means over tokens times the number of predicted ones: cosine · L_cos
-  (Sanh et al. 2019, DistilBERT, §3) + hidden · L_hidn + attention · L_attn (Jiao et al. 2020, TinyBERT, eq. 7
+  (Sanh et al. 2019, DistilBERT, §2) + hidden · L_hidn + attention · L_attn (Jiao et al. 2020, TinyBERT, eq. 7
   to 9), of `tfm.objectives._layer_losses`.
 
   The factor T² keeps the gradient of the first term at the scale of the second for every T. The teacher is
