@@ -17,8 +17,8 @@ Several processes, each with its own devices, train as one run; DIR must be visi
   tfm train --processes=2 --process=0 --coordinator=localhost:9999 …    # and the same with --process=1
 
 Exit status: 0 when training finished or stopped on a signal, 1 when the machine failed (such as a full disk),
-2 for invalid input or a run that diverged, 75 when another process was lost and the same command should be run
-again.
+2 for invalid input or a run that diverged, 75 when another process was lost and the same command should be
+run again.
 """
 
 from tfm.commands.cli import add_display_flags, add_process_flags
