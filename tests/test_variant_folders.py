@@ -95,6 +95,11 @@ def test_a_file_of_a_folder_is_a_variant_like_any_other(lab):
     build('stride(2)')
 
 
+def test_a_file_of_a_folder_is_a_module(lab):
+  variant_folders.add_folder(lab)
+  assert importlib.import_module('tfm.masks.strided').Strided(2)(4, 2)
+
+
 def test_a_broken_file_is_named(lab):
   (lab / 'masks' / 'strided.py').write_text('import nothing_of_this_name')
   variant_folders.add_folder(lab)

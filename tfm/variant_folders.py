@@ -80,6 +80,8 @@ def add_folder(folder: str | os.PathLike, named_by: str = '', origin: str = '') 
         f'{named_by}{folder} has {slot}/{min(taken, default="")}.py, and so has {other}; rename the file',
       )
   _origins[path] = origin or str(path)
+  for slot in set(inside) & set(slot_folders()):
+    _add_to_path(importlib.import_module(f'tfm.{slot.replace("/", ".")}'), path)
 
 
 def _module_names(folder: pathlib.Path) -> set[str]:
@@ -110,11 +112,15 @@ def _add_configured_folders() -> None:
 def extend_path(package: ModuleType) -> list[str]:
   """The search path of a slot's package, with the folders of that slot outside the package."""
   for folder in folders():
-    place = folder / _slot_path(package.__name__)
-    if place.is_dir() and str(place) not in package.__path__:
-      package.__path__.append(str(place))
-      importlib.invalidate_caches()
+    _add_to_path(package, folder)
   return package.__path__
+
+
+def _add_to_path(package: ModuleType, folder: pathlib.Path) -> None:
+  place = folder / _slot_path(package.__name__)
+  if place.is_dir() and str(place) not in package.__path__:
+    package.__path__.append(str(place))
+    importlib.invalidate_caches()
 
 
 def _slot_path(module: str) -> str:
