@@ -2,10 +2,18 @@
 
 import argparse
 import json
+import re
 
 import pytest
 
-from tfm.benchmark import beside_torch, compare_encoder_decoder, compare_gpt2, encoder_decoder, gpt2
+from tfm.benchmark import (
+  beside_torch,
+  compare_encoder_decoder,
+  compare_gpt2,
+  compare_nanogpt,
+  encoder_decoder,
+  gpt2,
+)
 
 
 @pytest.fixture
@@ -60,14 +68,20 @@ def test_encoder_decoders_train(name, monkeypatch):
 
 
 @pytest.mark.parametrize(
-  'arguments', [*compare_gpt2.MEASUREMENTS.values(), ('training', '2', 'save("attention")')], ids=' '.join
+  'arguments',
+  [
+    *compare_gpt2.MEASUREMENTS.values(),
+    ('training', '2', 'save("attention")'),
+    ('training', '2', 'flags=ynnpack', 'length=8'),
+  ],
+  ids=' '.join,
 )
 def test_gpt2_is_measured_as_the_command_says(arguments, monkeypatch, capsys):
   monkeypatch.setattr(gpt2, 'SHAPE', dict(layers=1, width=16, heads=2, length=16, vocab=32))
   monkeypatch.setattr(gpt2, 'DECODING', dict(prompt=4, new=8, rounds=1))
   monkeypatch.setattr(gpt2, 'TRAINING_SECONDS', 0.0)
   monkeypatch.setattr(gpt2.sys, 'argv', ['gpt2', *arguments])
-  gpt2.print_measurement(gpt2.measure_training, gpt2.measure_decoding)
+  gpt2.print_measurement(dict(training=gpt2.measure_training, decoding=gpt2.measure_decoding))
   found = json.loads(capsys.readouterr().out)
   assert found['tokens_per_second'] > 0 and found['peak_memory_mib'] > 100
 
@@ -75,3 +89,65 @@ def test_gpt2_is_measured_as_the_command_says(arguments, monkeypatch, capsys):
 def test_gpt2_takes_a_policy_of_remat():
   with pytest.raises(ValueError, match="config.model.remat='nothing'"):
     gpt2.measure_training(2, 'nothing')
+
+
+def test_beside_nanogpt_each_round_is_a_ratio(monkeypatch, capsys):
+  """Of tfm to the faster of both processes of PyTorch in that round."""
+  seconds = {
+    ('tfm.benchmark.gpt2',): [2.0, 1.0, 1.0],
+    ('tfm.benchmark.gpt2', 'flags=ynnpack'): [1.0, 1.0, 1.0],
+    ('tfm.benchmark.nanogpt_torch',): [3.0, 3.0, 3.0],
+    ('tfm.benchmark.nanogpt_torch', 'compiled=1'): [4.0, 4.0, 1.5],
+  }
+  calls = []
+
+  def measure(module, task, rows, *fields):
+    assert (task, rows, fields[0]) == ('training', '4', 'length=1024')
+    calls.append((module, *fields[1:]))
+    mib = {'tfm.benchmark.gpt2': 90, 'tfm.benchmark.nanogpt_torch': 100}[module]
+    return dict(tokens_per_second=4 * 1024 / seconds[calls[-1]].pop(0), peak_memory_mib=mib)
+
+  monkeypatch.setattr(compare_nanogpt, 'measure', measure)
+  monkeypatch.setattr(compare_nanogpt.importlib.util, 'find_spec', lambda name: name)
+  monkeypatch.setattr(compare_nanogpt, 'describe_machine', lambda: 'a machine')
+  compare_nanogpt.main(argparse.Namespace(rounds=3, shapes='long'))
+  rows = [line.rsplit(maxsplit=6) for line in capsys.readouterr().out.splitlines() if '.' in line]
+  assert [[row[0].strip(), *row[1:]] for row in rows] == [
+    ['tfm', '1', '1.50', '1.50', '3.00', '90', '0.90'],
+    ['tfm, ynnpack', '1', '3.00', '1.50', '3.00', '90', '0.90'],
+    ['PyTorch, eager', '3', '1.00', '0.50', '1.00', '100', '1.00'],
+    ['PyTorch, compiled', '4', '0.75', '0.75', '1.00', '100', '1.00'],
+  ]
+  assert calls == list(seconds) * 3
+  with pytest.raises(ValueError, match='--shapes=smal is unknown; known: small, .* did you mean'):
+    compare_nanogpt.main(argparse.Namespace(rounds=1, shapes='smal'))
+
+
+def test_the_model_of_nanogpt_is_a_gpt2_that_trains():
+  """With the parameters of `transformers`' GPT-2, whose products are transposed, it has its logits."""
+  torch = pytest.importorskip('torch')
+  from transformers import GPT2Config, GPT2LMHeadModel
+
+  from tfm.benchmark import nanogpt_torch
+
+  torch.manual_seed(0)
+  config = GPT2Config(
+    vocab_size=32, n_positions=16, n_embd=16, n_layer=2, n_head=2, activation_function='gelu'
+  )
+  published = GPT2LMHeadModel(config).eval()
+  model = nanogpt_torch.GPT(layers=2, width=16, heads=2, length=16, vocab=32)
+  names = dict(tokens='wte', positions='wpe', layers='h', norm='ln_f', qkv='attn.c_attn', out='attn.c_proj')
+  names |= {'up': 'mlp.c_fc', 'down': 'mlp.c_proj', 'norms.0': 'ln_1', 'norms.1': 'ln_2'}
+  theirs = dict(published.transformer.named_parameters())
+  with torch.no_grad():
+    for name, x in model.named_parameters():
+      for ours, other in names.items():
+        name = re.sub(rf'(^|\.){re.escape(ours)}\.', rf'\1{other}.', name)
+      found = theirs.pop(name)
+      x.copy_(found.T if '.c_' in name and x.ndim == 2 else found)
+  assert not theirs
+  tokens = torch.randint(32, (2, 17))
+  torch.testing.assert_close(model(tokens[:, :-1]), published(tokens[:, :-1]).logits)
+  step = nanogpt_torch.make_step(model, tokens, compiled=0)
+  losses = [step() for _ in range(20)]
+  assert losses[-1] < losses[0]

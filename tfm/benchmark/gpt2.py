@@ -2,15 +2,17 @@
 
   python -m tfm.benchmark.gpt2 training 16      → {"tokens_per_second": …, "peak_memory_mib": …}
   python -m tfm.benchmark.gpt2 training 12 'save("attention mixer")'     with this config.model.remat
+  python -m tfm.benchmark.gpt2 training 12 flags=ynnpack vocab=50304     with these compiler.flags, and shape
   python -m tfm.benchmark.gpt2 decoding 8 1     greedy; with a temperature after the beams: sampling
 
-`gpt2_torch` does the same with PyTorch; `tfm benchmark gpt2` alternates both and prints the ratio.
+`gpt2_torch` and `nanogpt_torch` do the same with PyTorch; `tfm benchmark gpt2` and `tfm benchmark nanogpt`
+alternate, and print the ratios.
 """
 
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from tfm.benchmark.process import peak_memory
 
@@ -21,13 +23,19 @@ TRAINING_SECONDS = 12.0
 DECODING = dict(prompt=32, new=128, rounds=5)
 
 
-def print_measurement(training: Callable[..., float], decoding: Callable[..., float]) -> None:
-  """Measures `training ROWS [REMAT]` or `decoding ROWS BEAMS [TEMPERATURE]`, as the command line says, and
-  prints the result.
+def print_measurement(tasks: Mapping[str, Callable[..., float]]) -> None:
+  """Measures `training ROWS [REMAT] [FIELD=VALUE …]` or `decoding ROWS BEAMS [TEMPERATURE]`, as the command
+  line says, and prints the result.
   """
   task, *values = sys.argv[1:]
-  measure = dict(training=training, decoding=decoding)[task]
-  print_rate(measure(*(int(value) if value.isdecimal() else value for value in values)))
+  pairs = [value.partition('=') for value in values]
+  fields = {name: read_number(value) for name, equals, value in pairs if equals and name.isidentifier()}
+  print_rate(tasks[task](*(read_number(x) for x in values if x.partition('=')[0] not in fields), **fields))
+
+
+def read_number(text: str) -> int | str:
+  """Digits as a number, anything else as it is."""
+  return int(text) if text.isdecimal() else text
 
 
 def print_rate(tokens_per_second: float) -> None:
@@ -35,36 +43,43 @@ def print_rate(tokens_per_second: float) -> None:
   print(json.dumps(dict(tokens_per_second=tokens_per_second, peak_memory_mib=peak_memory())))
 
 
-def make_config(rows: int, remat: str = 'none'):
-  """GPT-2 (Radford et al. 2019) at the benchmark's shape."""
+def make_config(rows: int, remat: str = 'none', flags: str = 'auto', **shape: int):
+  """GPT-2 (Radford et al. 2019) at the benchmark's shape, or with other numbers of `SHAPE`."""
   from tfm.config.overlay import complete
   from tfm.config.resolve import resolve_config
 
+  shape = SHAPE | shape
   return resolve_config(
     complete(
       dict(
-        data=dict(length=SHAPE['length']),
+        data=dict(length=shape['length']),
         model=dict(
-          layers=SHAPE['layers'],
-          width=SHAPE['width'],
-          heads=SHAPE['heads'],
+          layers=shape['layers'],
+          width=shape['width'],
+          heads=shape['heads'],
           position='learned',
           bias=True,
           feed_forward='gelu_tanh',
           remat=remat,
         ),
         training=dict(batch_size=rows, loss_chunk=512),
+        compiler=dict(flags=flags),
       )
     )
   )
 
 
-def measure_training(rows: int, remat: str = 'none') -> float:
-  """Tokens per second of whole training steps: forward, backward, clipping, AdamW."""
+def measure_training(rows: int, remat: str = 'none', flags: str = 'auto', **shape: int) -> float:
+  """Tokens per second of whole training steps: forward, backward, clipping, AdamW.
+
+  Args:
+    shape: numbers other than those of `SHAPE`.
+  """
   from tfm.benchmark.training_step import tokens_per_second
   from tfm.config.assemble import Experiment
 
-  return tokens_per_second(Experiment(make_config(rows, remat)), SHAPE['vocab'], TRAINING_SECONDS)
+  experiment = Experiment(make_config(rows, remat, flags, **shape))
+  return tokens_per_second(experiment, (SHAPE | shape)['vocab'], TRAINING_SECONDS)
 
 
 def measure_decoding(batch: int, beams: int, temperature: int = 0) -> float:
@@ -119,4 +134,4 @@ def decoding_rate(generate: Callable, batch: int) -> float:
 
 
 if __name__ == '__main__':
-  print_measurement(measure_training, measure_decoding)
+  print_measurement(dict(training=measure_training, decoding=measure_decoding))

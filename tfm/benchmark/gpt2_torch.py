@@ -83,4 +83,4 @@ def measure_decoding(batch: int, beams: int, temperature: int = 0) -> float:
 
 
 if __name__ == '__main__':
-  print_measurement(measure_training, measure_decoding)
+  print_measurement(dict(training=measure_training, decoding=measure_decoding))

@@ -1,6 +1,7 @@
 """Measures speed and memory on this machine, and compares with PyTorch if the extra [oracle] is installed.
 
   tfm benchmark gpt2              training and decoding of a small GPT-2: tfm and transformers, alternating
+  tfm benchmark nanogpt           training of GPT-2s by shape: tfm and nanoGPT's model, eager and compiled
   tfm benchmark encoder_decoder   training of Marian, BART and T5: tfm and transformers, alternating
   tfm benchmark attention         kernels × variants and all mixers, at lengths from 1k to 32k
   tfm benchmark translation       beam search of a run: tfm and transformers' Marian with the same parameters
@@ -20,6 +21,7 @@ from tfm.benchmark import (
   compare_encoder_decoder,
   compare_ensemble,
   compare_gpt2,
+  compare_nanogpt,
   compare_remat,
   compare_serving,
   compare_start,
@@ -30,6 +32,7 @@ from tfm.benchmark import (
 
 SUBJECTS = {
   'gpt2': compare_gpt2,
+  'nanogpt': compare_nanogpt,
   'encoder_decoder': compare_encoder_decoder,
   'attention': compare_attention,
   'translation': compare_translation,
