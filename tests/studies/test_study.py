@@ -154,6 +154,10 @@ def test_invalid_scales_are_rejected(fields, sentence):
     ),
     (dict(against={'alibi': 3}), 'against: 3 is not an arm'),
     (dict(against={'alibi': 'rop'}), "against: 'rop' is not an arm"),
+    (dict(published={'rop': (2.5, 'a paper')}), "published: 'rop' is not an arm"),
+    (dict(published={'rope': 2.5}), "published['rope']=2.5 must be a number and its source"),
+    (dict(published={'rope': (2.5, '')}), "published['rope']=(2.5, '') must be a number and its source"),
+    (dict(published=3), 'published=3 must be of type dict'),
     (
       dict(against={'rope': 'alibi', 'alibi': 'rope'}),
       "against['rope']='alibi' is itself compared with 'rope'",

@@ -52,6 +52,7 @@ def collect_study(
     runs_per_rate=study.runs_per_rate,
     scales=list(study.scales),
     tasks=list(study.tasks),
+    published={arm: list(pair) for arm, pair in study.published.items()},
     match=study.match,
     seeds=list(range(study.seeds)),
     command=command,

@@ -65,6 +65,7 @@ class Study:
       report fits the curve of loss against compute of each; (): no curves.
     tasks: the names on the last axis of `product`, two or more tasks of a suite; the report aggregates the
       metric over them; (): no aggregates.
+    published: arm → (value of the metric, its source), where a paper states one; the report shows it beside.
     rungs: parts of the steps, such as (0.25, 0.5), after each of which half of the rates are dropped
       (successive halving); (): all rates train in full.
 
@@ -93,12 +94,13 @@ class Study:
   scales: tuple[str, ...] = ()
   tasks: tuple[str, ...] = ()
   literature: str = ''
+  published: Mapping[str, tuple[float, str]] = dataclasses.field(default_factory=dict)
 
   def __post_init__(self):
     for field in dataclasses.fields(self):
       value = getattr(self, field.name)
       require(not (reason := unsuitable_reason(value, field.type)), f'{field.name}={shorten(value)} {reason}')
-    for name in ('config', 'arms', 'against'):
+    for name in ('config', 'arms', 'against', 'published'):
       require_mapping(getattr(self, name), name)
     for name, changes in self.arms.items():
       require(isinstance(name, str), f'the name {shorten(name)} of an arm must be of type str')
@@ -134,9 +136,13 @@ class Study:
   def _check_comparisons(self):
     if self.base not in self.arms:
       raise ValueError(f'base={self.base!r} is not an arm; {suggest(self.base, self.arms)}')
-    for name in (*self.against, *self.against.values()):
+    named = dict(against=(*self.against, *self.against.values()), published=self.published)
+    for field, name in ((field, name) for field, names in named.items() for name in names):
       if name not in self.arms:
-        raise ValueError(f'against: {name!r} is not an arm; {suggest(str(name), self.arms)}')
+        raise ValueError(f'{field}: {name!r} is not an arm; {suggest(str(name), self.arms)}')
+    for name, pair in self.published.items():
+      is_sourced = not unsuitable_reason(pair, tuple[float, str]) and pair[1]
+      require(is_sourced, f'published[{name!r}]={shorten(pair)} must be a number and its source: (0.5, "…")')
     for name, reference in self.against.items():
       other = self.against.get(reference, self.base)
       if other != reference:

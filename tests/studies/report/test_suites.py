@@ -3,7 +3,7 @@
 import pytest
 
 from tests.studies.report.made_up import results
-from tfm.studies.report import sentences, suites
+from tfm.studies.report import sentences, suites, tables
 from tfm.studies.report.page import write_report
 from tfm.studies.report.ranking import rank_arms
 
@@ -42,9 +42,40 @@ def test_higher_is_better(study_results):
   assert probability.value == pytest.approx(2 / 3)  # accuracy falls with the loss
 
 
+@pytest.mark.parametrize('metric, lower_is_better, mean', [('loss', True, '∞'), ('accuracy', False, '0.2')])
+def test_runs_that_diverged_are_the_worst_and_not_dropped(study_results, metric, lower_is_better, mean):
+  """Three of nine runs of alibi, which were better than rope's at `copy`; the middle half begins with one."""
+  study_results['study'] |= dict(metric=metric, lower_is_better=lower_is_better)
+  before, _ = suites.compute_aggregates(study_results)['alibi']
+  arms = {arm['name']: arm for arm in study_results['arms']}
+  arms['alibi + copy']['diverged'] = [0, 1, 2]
+  after, improvement = suites.compute_aggregates(study_results)['alibi']
+  assert improvement.value == pytest.approx(1 / 3)  # 2 of 3 without
+  assert after.value > before.value if lower_is_better else after.value < before.value
+  assert suites.format_aggregate(after).startswith(mean)
+  answer = sentences.answer_question(study_results, rank_arms(study_results))
+  assert 'no aggregate' not in answer
+  (_, explanation) = suites.explain_suite(study_results)
+  assert explanation.endswith('counts as an infinite loss.' if lower_is_better else 'counts as 0.')
+
+
 def test_a_series_without_all_runs_is_named(study_results):
   study_results['values'] = [
     value for value in study_results['values'] if (value['arm'], value['seed']) != ('alibi + sort', 1)
   ]
   answer = sentences.answer_question(study_results, rank_arms(study_results))
   assert 'no aggregate of alibi, without results of some runs' in answer
+
+
+def test_published_numbers_are_beside_ours(study_results, tmp_path):
+  assert tables.tabulate_published(study_results, rank_arms(study_results)) is None
+  study_results['study']['published'] = {'rope + copy': [1.9, 'Press et al. 2022, table 1']}
+  ranking = rank_arms(study_results)
+  table = tables.tabulate_published(study_results, ranking)
+  means = {row.name: f'{row.summary.mean:.{ranking.places}f}' for row in ranking.rows}
+  rows = dict(table.rows)
+  assert rows['rope + copy'] == [means['rope + copy'], '1.9', 'Press et al. 2022, table 1']
+  assert rows['alibi + sort'] == [means['alibi + sort'], 'none published', '']
+  page = write_report(study_results, tmp_path).read_text()
+  for text in (page, (tmp_path / 'report.md').read_text()):
+    assert 'Press et al. 2022, table 1' in text and 'none published' in text

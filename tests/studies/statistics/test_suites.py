@@ -32,6 +32,17 @@ def test_intervals():
   assert shifted.low - mean.low == pytest.approx(1) == pytest.approx(shifted.high - mean.high)
 
 
+def test_runs_of_infinite_loss_are_worse_than_all_others_and_alike():
+  """Of 4 pairs 2 are lost to finite losses, 1 is won and 1, of two infinite ones, is equal."""
+  own, base = [np.array([-np.inf, -np.inf, -1.0])], [np.array([-2.0, -np.inf])]
+  assert probability_of_improvement(own, base) == pytest.approx((0 + 0.5 + 0 + 0.5 + 1 + 1) / 6)
+  # One of eight is outside the middle half, three are not.
+  few, many = ([np.array([np.inf] * k + [1.0] * (8 - k))] for k in (1, 3))
+  assert interquartile_mean(few) == 1 and interquartile_mean(many) == np.inf
+  found = aggregate(interquartile_mean, many)
+  assert (found.low, found.high) == (1, np.inf)
+
+
 @pytest.mark.oracle
 def test_equals_rliable():
   metrics = pytest.importorskip('rliable.metrics')

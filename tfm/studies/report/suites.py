@@ -1,11 +1,13 @@
 """A study with tasks in its report: every series over all tasks together."""
 
 import functools
+import math
+import operator
 from collections.abc import Mapping
 
 import numpy as np
 
-from tfm.studies.report.values import scalar_values
+from tfm.studies.report.values import count_diverged, scalar_values
 from tfm.studies.report.wording import format_number, join_names
 from tfm.studies.statistics.suites import (
   DRAWS,
@@ -18,20 +20,28 @@ from tfm.studies.study import split_last
 
 
 def list_scores(results: dict) -> dict[str, tuple[tuple[float, ...], ...]]:
-  """The scores of the runs of each series at each task, of the series that have all seeds at all tasks."""
+  """The scores of the runs of each series at each task, of the series that have all seeds at all tasks; a run
+  that diverged has the worst score.
+  """
   study, found = results['study'], {}
   if not (tasks := study.get('tasks')):
     return {}
-  values = scalar_values(results, study['metric'])
-  for arm in results['arms']:
-    series, task = split_last(arm['name'])
-    if len(values[arm['name']]) == len(study['seeds']):
-      found.setdefault(series, {})[task] = tuple(values[arm['name']].values())
+  values, diverged = scalar_values(results, study['metric']), count_diverged(results, study['metric'])
+  for arm in map(operator.itemgetter('name'), results['arms']):
+    series, task = split_last(arm)
+    scores = (*values[arm].values(), *[worst_score(study)] * diverged[arm])
+    if len(scores) == len(study['seeds']):
+      found.setdefault(series, {})[task] = scores
   return {
     series: tuple(of_series[task] for task in tasks)
     for series, of_series in found.items()
     if len(of_series) == len(tasks)
   }
+
+
+def worst_score(study: Mapping) -> float:
+  """Of a loss infinity; of a metric that is better if higher, such as a share, 0."""
+  return math.inf if study['lower_is_better'] else 0.0
 
 
 def compute_aggregates(results: dict) -> dict[str, tuple[Aggregate, Aggregate | None]]:
@@ -83,14 +93,19 @@ def describe_suite(results: dict) -> list[str]:
 
 
 def explain_suite(results: dict) -> list[str]:
-  """A sentence on how tasks are aggregated."""
+  """A sentence on how tasks are aggregated, and one on runs that diverged."""
+  study = results['study']
   if not compute_aggregates(results):
     return []
-  return [
+  lines = [
     'Over tasks: the mean of the middle half of all runs, and the probability that a run is better than one '
     f'of the base, as a mean over tasks (Agarwal et al. 2021); 95 % intervals of {DRAWS:,} draws of the runs '
     'of each task, which are too narrow with few runs and are not corrected for the number of series.'
   ]
+  if any(count_diverged(results, study['metric']).values()):
+    worst = 'an infinite loss' if study['lower_is_better'] else '0'
+    lines.append(f'Over tasks a run that diverged counts as {worst}.')
+  return lines
 
 
 def tabulate_suite(results: Mapping) -> list[tuple[str, list[str]]]:
@@ -103,5 +118,6 @@ def tabulate_suite(results: Mapping) -> list[tuple[str, list[str]]]:
 
 def format_aggregate(found: Aggregate) -> str:
   """'0.81 [0.75, 0.87]'."""
-  value, low, high = (format_number(x, 3) for x in (found.value, found.low, found.high))
+  numbers = (found.value, found.low, found.high)
+  value, low, high = (format_number(x, 3) if math.isfinite(x) else '∞' for x in numbers)
   return f'{value} [{low}, {high}]'

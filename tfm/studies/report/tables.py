@@ -210,6 +210,27 @@ def tabulate_aggregates(results: dict) -> XTable | None:
   return XTable(metric, 'aggregate over tasks', 'intervals of 95 %', columns, rows) if rows else None
 
 
+def tabulate_published(results: dict, ranking: Ranking) -> XTable | None:
+  """The mean of each arm beside the number that a paper states of it; None without any."""
+  published, metric = results['study'].get('published', {}), results['study']['metric']
+  rows = [
+    (
+      row.name,
+      [
+        format_number(row.summary.mean, ranking.places) if row.summary else '–',
+        *(
+          (f'{published[row.name][0]:g}', published[row.name][1])
+          if row.name in published
+          else ('none published', '')
+        ),
+      ],
+    )
+    for row in ranking.rows
+  ]
+  columns = [f'mean {metric}', 'published', 'source']
+  return XTable(metric, 'arm', 'beside published numbers (untested)', columns, rows) if published else None
+
+
 def tabulate_rates(results: dict, ranking: Ranking) -> XTable | None:
   """What each arm reached at each learning rate that was tried; None if none was."""
   outcomes = {arm['name']: _list_outcomes(arm, ranking.places) for arm in results['arms']}

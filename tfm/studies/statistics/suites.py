@@ -38,10 +38,10 @@ def interquartile_mean(scores: Scores) -> float:
 def probability_of_improvement(scores: Scores, base: Scores) -> float:
   """The probability that a run is better than one of the base, higher being better, as a mean over tasks.
 
-  Of equal runs half count, as in Mann and Whitney's U.
+  Of equal runs, also of two infinite ones, half count, as in Mann and Whitney's U.
   """
-  differences = [np.subtract.outer(own, others) for own, others in zip(scores, base, strict=True)]
-  return float(np.mean([(1 + np.sign(of_task)).mean() / 2 for of_task in differences]))
+  pairs = [(own[:, None], others) for own, others in zip(scores, base, strict=True)]
+  return float(np.mean([((own > others).mean() + (own >= others).mean()) / 2 for own, others in pairs]))
 
 
 def aggregate(statistic: Callable[..., float], *scores: Scores, draws: int = DRAWS) -> Aggregate:
@@ -57,5 +57,6 @@ def aggregate(statistic: Callable[..., float], *scores: Scores, draws: int = DRA
   drawn = [
     statistic(*([draw.choice(runs, len(runs)) for runs in of_arm] for of_arm in scores)) for _ in range(draws)
   ]
-  low, high = np.quantile(drawn, [ALPHA / 2, 1 - ALPHA / 2])
+  method = 'linear' if np.isfinite(drawn).all() else 'nearest'  # between infinite ones there is nothing
+  low, high = np.quantile(drawn, [ALPHA / 2, 1 - ALPHA / 2], method=method)
   return Aggregate(statistic(*scores), float(low), float(high))
