@@ -61,5 +61,5 @@ def get_study(arg: str = '') -> Study:
     # The fewer parameters are trained, the larger the rate that suits them.
     learning_rates=(3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1),
     equal_within=0.01,
-    measures=('split("test")', 'parts("accuracy")'),
+    measures=('split("test")', 'parts("accuracy")', 'initialization'),
   )

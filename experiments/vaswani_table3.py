@@ -113,7 +113,7 @@ def get_study(arg: str = '') -> Study:
     seeds=3 if arg == 'full' else 4,
     learning_rates=() if arg == 'full' else (0.125, 0.25, 0.5, 1.0, 2.0),
     equal_within=None if arg == 'full' else 0.02,
-    measures=('generation("bleu", split="validation")',)
+    measures=('generation("bleu", split="validation")', 'initialization')
     if arg == 'full'
     else ('generation("exact", split="validation")', 'parts', 'initialization'),
   )

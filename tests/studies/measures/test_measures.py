@@ -1,6 +1,7 @@
 """Measures agree with the commands that compute the same numbers."""
 
 import dataclasses
+import functools
 
 import jax
 import numpy as np
@@ -18,6 +19,7 @@ from tfm.studies import store
 from tfm.studies.arms import build_model
 from tfm.studies.measures import induction, initialization
 from tfm.studies.measures.protocol import build_measure
+from tfm.training import metrics
 
 
 @pytest.fixture(scope='module')
@@ -209,6 +211,20 @@ def test_initialization_is_where_training_starts(tiny, tmp_path):
   jax.tree.map(np.testing.assert_allclose, initialization.init_params(run), run.params)
   found = measure_run('initialization', run)
   assert -0.2 < found['token_cosine_at_start'] < 0.5 and 0.1 < found['gradient_norm_at_start'] < 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('changes', [{}, {'lora.rank': 2}, {'optimizer.frozen': 'mixer'}])
+def test_initialization_of_a_run_that_starts_from_another(folder, tiny, tmp_path, changes):
+  """It starts where the other ended; of the gradient counts what is trained."""
+  train(tiny(**{'init_from': str(folder), 'optimizer.learning_rate': 1e-30}, **changes), tmp_path)
+  run = runs.load(tmp_path)
+  same = functools.partial(np.testing.assert_allclose, atol=1e-20)
+  jax.tree.map(same, initialization.init_params(run), run.params)
+  found = measure_run('initialization', run)
+  first = metrics.read(tmp_path / 'metrics.jsonl')[0]
+  # Of another batch, but of all parameters or of some as in training.
+  assert found['gradient_norm_at_start'] == pytest.approx(first['gradient_norm'], rel=0.3)
 
 
 @pytest.mark.slow

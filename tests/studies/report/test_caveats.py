@@ -79,6 +79,21 @@ def test_arms_that_start_unequally():
   assert len(caveats(with_cosines(rope=0.7, alibi=0.08, none=0.95), 'alike')) == 2
 
 
+def test_studies_say_where_it_is_unknown_how_arms_begin():
+  of_study = dict(learning_rates=[1e-3, 2e-3])
+  shifts = dict(rope=0.0, alibi=0.3)
+  [line] = caveats(results(shifts, **of_study), 'begins alive')
+  assert line.startswith('Whether an arm begins alive is not measured of rope and alibi')
+  measured = with_cosines(rope=0.1, alibi=0.1)
+  measured['study'] |= of_study
+  assert not caveats(measured, 'begins alive')
+  measured['values'] = [v for v in measured['values'] if v['arm'] == 'rope' or 'cosine' not in v['metric']]
+  [line] = caveats(measured, 'begins alive')
+  assert line.startswith('Whether an arm begins alive is not measured of alibi:')
+  # Of finished runs, which are compared without a study, it is not asked.
+  assert not caveats(results(shifts), 'begins alive')
+
+
 @pytest.mark.parametrize(
   'losses, is_steep', [([5, 3, 2.5, 2.2, 2.1, 2.0], True), ([5, 3, 2.2, 2.05, 2.01, 2.0], False)]
 )

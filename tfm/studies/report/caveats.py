@@ -78,12 +78,20 @@ def _warn_of_lucky_rates(results: dict, ranking: Ranking) -> Iterator[str]:
 
 
 def _warn_of_initialization(results: dict) -> Iterator[str]:
-  """Arms that start with all tokens alike, or more so than others, as the measure initialization finds."""
+  """Arms that start with all tokens alike, or more so than others, as the measure initialization finds; and
+  those of a study of which it is not known.
+  """
   cosines = {
     arm: max(of_seeds.values())
     for arm, of_seeds in scalar_values(results, 'token_cosine_at_start').items()
     if of_seeds
   }
+  unknown = [arm for arm, of_arm in scalar_values(results, 'loss').items() if of_arm and arm not in cosines]
+  if unknown and 'learning_rates' in results['study']:
+    yield (
+      f'Whether an arm begins alive is not measured of {join_names(unknown)}: their tokens may be alike, or '
+      'their gradients none, before the first step (the measure initialization).'
+    )
   if alike := [arm for arm, cosine in cosines.items() if cosine > ALIKE]:
     yield (
       f'Before the first step the tokens of {join_names(alike)} are alike (mean cosine up to '
