@@ -118,6 +118,25 @@ def test_a_rate_that_a_rung_dropped_beside_the_best_trains_in_full(file, tmp_pat
   assert 0.0005 < selected.config.optimizer.learning_rate < 0.002
 
 
+def test_an_arm_that_diverges_at_every_rate_is_a_result(file, tmp_path, monkeypatch):
+  """Its seeds train at the least rate, and are counted as diverged: the arm has not failed."""
+  rates_of_seeds = {}
+
+  def diverge(runs, record):
+    record.setdefault('diverged', {}).update(dict.fromkeys(runs, 'the loss is nan'))
+    rates_of_seeds.update({key: run.config.optimizer.learning_rate for key, run in runs.items()})
+    return []
+
+  monkeypatch.setattr(runner, 'train_runs', diverge)
+  study = dataclasses.replace(studies.load_study(file), learning_rates=(4e-3, 1e-3, 2e-3), rungs=())
+  arm = Arm('rope', {}, Experiment(resolve_config(complete(study.config))), {}, 0, 0.0, 0)
+  runner.run_arm(study, arm, tmp_path, {})
+  record = store.read_arm(tmp_path)
+  assert record['error'] is None and record['rate'] == 1e-3 and not store.has_error(tmp_path)
+  assert {*record['diverged']} == {'0', '1'} and rates_of_seeds['0'] == rates_of_seeds['1'] == 1e-3
+  assert {*record['rates']['diverged']} == {'0.001', '0.002', '0.004'}
+
+
 def test_a_rung_warms_up_for_the_same_part_of_its_steps(file):
   """Of 40 steps with a warm-up of 20 a quarter has 10 with 5: with 20 it would never leave the warm-up."""
   study = studies.load_study(file)

@@ -72,7 +72,11 @@ def run_arm(study: Study, arm: Arm, folder: pathlib.Path, measures: Mapping[str,
   try:
     selected = arm
     if study.learning_rates:
-      selected = select_learning_rate(study, arm, folder, record)
+      try:
+        selected = select_learning_rate(study, arm, folder, record)
+      except Diverged:  # at every rate: its seeds shall show what they do at the least
+        record['rate'] = min(study.learning_rates)
+        selected = with_learning_rate(arm, record['rate'])
       store.write_arm(folder, record)  # a resumed study must train the seeds at this rate
     if train_runs(seed_runs(selected, folder, range(study.seeds)), record):
       measure_arm(selected, folder, range(study.seeds), measures, record)
@@ -386,13 +390,9 @@ def with_learning_rate(arm: Arm, rate: float) -> Arm:
 
 
 def with_steps(arm: Arm, fraction: float) -> Arm:
-  """A copy of the arm that trains for a part of its steps, with a schedule of this length: all of its warm-up
-  might leave nothing after it.
-  """
-  steps, warmup = arm.config.training.steps, arm.config.optimizer.warmup
-  return _with_fields(
-    arm, {STEPS: max(1, round(fraction * steps)), 'optimizer.warmup': round(fraction * warmup)}
-  )
+  """A copy of the arm that trains for a part of its steps, with a schedule and a warm-up of this part."""
+  steps, warmup = (round(fraction * n) for n in (arm.config.training.steps, arm.config.optimizer.warmup))
+  return _with_fields(arm, {STEPS: max(1, steps), 'optimizer.warmup': warmup})
 
 
 def _with_fields(arm: Arm, changes: Mapping[str, Any]) -> Arm:
