@@ -1,15 +1,21 @@
 """`tfm inspect`."""
 
+import json
+import os
 import re
+import subprocess
+import sys
 
 import pytest
 
 from tfm.analysis import estimate
+from tfm.benchmark import gpt2
 from tfm.commands import cli
 from tfm.config.assemble import Experiment
 from tfm.config.overlay import complete
 from tfm.config.resolve import resolve_config
 from tfm.data import pipeline
+from tfm.models import memory
 
 
 CONFIG = """
@@ -228,3 +234,32 @@ def test_a_spec_that_cannot_be_drawn_is_rejected(capsys, words, sentence):
   assert cli.main(['inspect', *words]) == 2
   out, err = capsys.readouterr()
   assert not out and sentence in err and len(err.splitlines()) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  'rows, fields', [(12, {}), (4, dict(length=1024)), (12, dict(vocab=259, remat='full'))], ids=str
+)
+def test_the_process_that_trains_has_the_predicted_peak(rows, fields):
+  """A process of its own on one CPU device, within 10 %."""
+  if sys.platform != 'linux':
+    pytest.skip('resident memory was measured on Linux')
+  experiment = Experiment(gpt2.make_config(rows, **fields))
+  vocab = fields.get('vocab', gpt2.SHAPE['vocab'])
+  boxed = estimate.abstract_state(experiment, experiment.build_model(vocab))
+  mesh = estimate.abstract_mesh(experiment.config, 1)
+  kinds = estimate.memory_by_kind(experiment, vocab, 0, boxed, mesh, experiment.rules)
+  predicted = memory.resident_peak(sum(count for _, count, _ in kinds)) / 2**20
+  # By a small process between: Linux counts what the parent had when it started this one.
+  code = 'import subprocess, sys; subprocess.run(sys.argv[1:], check=True)'
+  measurement = [sys.executable, '-m', 'tfm.benchmark.gpt2', 'training', str(rows)]
+  found = subprocess.run(
+    [sys.executable, '-c', code, *measurement, *(f'{name}={value}' for name, value in fields.items())],
+    env=os.environ | dict(XLA_FLAGS='', JAX_PLATFORMS='cpu'),
+    capture_output=True,
+    text=True,
+    check=True,
+  )
+  resident = json.loads(found.stdout)['peak_memory_mib']
+  print(f'{predicted:,.0f} MiB predicted, {resident:,.0f} measured')
+  assert abs(predicted - resident) < 0.1 * resident

@@ -10,9 +10,9 @@ A spec is drawn in the terminal, or into the picture that --to names, with the s
 length, heads, steps. Learned parameters of a position have their initial values.
 
 Of a config it prints the fields, the parameter table (path, shape, dtype, logical axes, partition spec,
-initializer, count), parameters and FLOPs per token by category, memory per device by category, and the
-pipeline schedule; --to draws its masks, positions and schedule. Nothing is allocated or compiled, so it works
-for any model and mesh on a laptop.
+initializer, count), parameters and FLOPs per token by category, memory per device by category, on one CPU the
+resident memory of the process, and the pipeline schedule; --to draws its masks, positions and schedule.
+Nothing is allocated or compiled, so it works for any model and mesh on a laptop.
 """
 
 from __future__ import annotations
@@ -182,7 +182,10 @@ def cost_table(rows: list[parameter_table.Row], cost: flops.Flops, vocab: int, l
 
 
 def memory_table(kinds: list[tuple[str, int, str]], mesh: AbstractMesh, rows: int) -> Table:
-  """A table of the memory per device by category."""
+  """A table of the memory per device by category; on one CPU also of the process."""
+  import jax
+
+  from tfm.models import memory
   from tfm.parallel import mesh as meshes
 
   rich_table = new_table(
@@ -197,6 +200,10 @@ def memory_table(kinds: list[tuple[str, int, str]], mesh: AbstractMesh, rows: in
   rich_table.add_section()
   total = sum(count for _, count, _ in kinds)
   rich_table.add_row('all', f'{total:,}', format_bytes(total), '')
+  if jax.default_backend() == 'cpu' and mesh.size == 1:
+    resident = memory.resident_peak(total)
+    how = 'estimate: resident peak of training steps, with imports and programs'
+    rich_table.add_row('process', f'{resident:,}', format_bytes(resident), how)
   return rich_table
 
 

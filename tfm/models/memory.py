@@ -18,6 +18,10 @@ from tfm.shapes import PyTree
 # Results without memory of their own: views of an array, and constants that XLA computes where they are read.
 VIEWS = 'reshape', 'squeeze', 'sharding_constraint', 'name'
 FREE = 'broadcast_in_dim', 'iota'
+# Of a process that makes training steps on a CPU: what is resident beside its arrays (imports, programs,
+# buffers of products), and the most while it compiles. Measured with jax 0.10.2 (docs/results/speed.md);
+# tests/commands/test_inspect.py measures it again.
+BESIDE_ARRAYS, COMPILING = 340 * 2**20, 490 * 2**20
 
 
 def total_bytes(tree: PyTree) -> int:
@@ -53,6 +57,15 @@ def peak_usage() -> int:
     return max(each['peak_bytes_in_use'] for each in stats)
   unit = 1 if sys.platform == 'darwin' else 1024  # macOS counts bytes
   return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def resident_peak(allocated: int) -> int:
+  """The most resident bytes of a process that makes training steps on one CPU device.
+
+  Args:
+    allocated: the bytes of parameters, gradients, optimizer and activations.
+  """
+  return max(BESIDE_ARRAYS + allocated, COMPILING)
 
 
 def require_capacity(needed: dict[str, int], remedy: str, available: int | None = None) -> None:
