@@ -18,6 +18,7 @@ from tfm.parallel import sharding
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.parametrize('in_memory', [False, True])
 @pytest.mark.parametrize('dtype', ['bfloat16', 'float16', 'float32'])
 @pytest.mark.parametrize(
   'equation, of_x, of_w',
@@ -27,13 +28,14 @@ pytestmark = pytest.mark.slow
     ('gri,gio->gro', (2, 3, 4), (2, 4, 5)),
   ],
 )
-def test_products_and_gradients(equation, of_x, of_w, dtype):
+def test_products_and_gradients(equation, of_x, of_w, dtype, in_memory):
   """Small integers are exact in bfloat16 and their sums in float32; the gradient of w is such a sum."""
   draw = np.random.default_rng(0)
   x, w = (draw.integers(-8, 8, shape).astype(np.float32) for shape in (of_x, of_w))
-  y, back = jax.vjp(
-    lambda x, w: float32_gradients.einsum(equation, x, w), jnp.asarray(x, dtype), jnp.asarray(w)
-  )
+  with float32_gradients.operands_in_memory(in_memory):
+    y, back = jax.vjp(
+      lambda x, w: float32_gradients.einsum(equation, x, w), jnp.asarray(x, dtype), jnp.asarray(w)
+    )
   assert y.dtype == dtype
   np.testing.assert_array_equal(y, np.einsum(equation, x, w))
   dy = draw.integers(-100, 100, y.shape).astype(np.float32)

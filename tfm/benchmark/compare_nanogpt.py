@@ -36,7 +36,7 @@ SHAPES = {
 # Name → the module, and its arguments after the shape.
 VARIANTS = {
   'tfm': ('tfm.benchmark.gpt2', ()),
-  'tfm, ynnpack': ('tfm.benchmark.gpt2', ('flags=ynnpack',)),
+  'tfm, ynnpack': ('tfm.benchmark.gpt2', ('flags=auto ynnpack',)),
   'PyTorch, eager': ('tfm.benchmark.nanogpt_torch', ()),
   'PyTorch, compiled': ('tfm.benchmark.nanogpt_torch', ('compiled=1',)),
 }

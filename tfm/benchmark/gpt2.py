@@ -2,7 +2,7 @@
 
   python -m tfm.benchmark.gpt2 training 16      → {"tokens_per_second": …, "peak_memory_mib": …}
   python -m tfm.benchmark.gpt2 training 12 'save("attention mixer")'     with this config.model.remat
-  python -m tfm.benchmark.gpt2 training 12 flags=ynnpack vocab=50304     with these compiler.flags, and shape
+  python -m tfm.benchmark.gpt2 training 12 "flags=auto ynnpack" vocab=50304     with these flags, shape
   python -m tfm.benchmark.gpt2 decoding 8 1     greedy; with a temperature after the beams: sampling
 
 `gpt2_torch` and `nanogpt_torch` do the same with PyTorch; `tfm benchmark gpt2` and `tfm benchmark nanogpt`

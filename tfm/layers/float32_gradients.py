@@ -17,6 +17,10 @@ from tfm.shapes import Array, Float, Int
 # A context around differentiation, such as `reduction_dtype(jnp.bfloat16)`: the type in which devices add up
 # gradients of parameters; None: that of the parameters. JAX retraces jitted functions under another value.
 reduction_dtype = jax.make_user_context()
+# True: the operands of a parameter's gradient are in memory before their product, with the preset `barriers`
+# of `config.compiler`. A CPU's compiler otherwise computes the row of an operand, such as a GELU's, again for
+# every block of the product. Differentiation is by reverse mode then, as with a smaller compute type.
+operands_in_memory = jax.make_user_context(False)
 
 
 def einsum(equation: str, x: Array, w: Array, dtype: jnp.dtype | None = None) -> Array:
@@ -28,27 +32,29 @@ def einsum(equation: str, x: Array, w: Array, dtype: jnp.dtype | None = None) ->
   """
   rows = string.ascii_lowercase[: x.ndim - len(equation.partition(',')[0].removeprefix('...'))]
   equation = equation.replace('...', rows)
-  if x.dtype == w.dtype:
+  if x.dtype == w.dtype and not operands_in_memory.value:
     return jnp.einsum(equation, x, w, preferred_element_type=dtype)
-  return _einsum(equation, dtype or x.dtype, x, w)
+  return _einsum(equation, dtype or x.dtype, operands_in_memory.value, x, w)
 
 
-def _multiply(equation, dtype, x, w):
+def _multiply(equation, dtype, in_memory, x, w):
   return jnp.einsum(equation, x, w.astype(x.dtype), preferred_element_type=dtype)
 
 
-_einsum = jax.custom_vjp(_multiply, nondiff_argnums=(0, 1))
+_einsum = jax.custom_vjp(_multiply, nondiff_argnums=(0, 1, 2))
 
 
-def _einsum_forward(equation, dtype, x, w):
+def _einsum_forward(equation, dtype, in_memory, x, w):
   # Not `_einsum`: policies of rematerialization do not look into a call with its own derivative.
-  return _multiply(equation, dtype, x, w), (x, w)
+  return _multiply(equation, dtype, in_memory, x, w), (x, w)
 
 
-def _einsum_backward(equation, dtype, residuals, dy):
+def _einsum_backward(equation, dtype, in_memory, residuals, dy):
   x, w = residuals
   (of_x, of_w), of_y = equation.split('->')[0].split(','), equation.split('->')[1]
   dy = dy.astype(x.dtype)
+  if in_memory:
+    x, dy = jax.lax.optimization_barrier((x, dy))
   dx = jnp.einsum(f'{of_y},{of_w}->{of_x}', dy, w.astype(x.dtype))
   # Devices add up what leaves the product, before it is cast.
   dw = jnp.einsum(f'{of_x},{of_y}->{of_w}', x, dy, preferred_element_type=reduction_dtype.value or w.dtype)

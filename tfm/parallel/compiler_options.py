@@ -152,6 +152,11 @@ PRESETS = {
       )
     ),
   ),
+  # XLA's compiler for CPUs takes barriers away before it fuses: see `float32_gradients.operands_in_memory`.
+  'barriers': Preset(
+    'the operands of gradients are computed once, before their products',
+    dict(cpu=dict(xla_disable_hlo_passes='cse_barrier_expander')),
+  ),
   'ynnpack': Preset(
     'products are computed by the library YNNPACK',
     dict(cpu=dict(xla_cpu_experimental_ynn_fusion_type='LIBRARY_FUSION_TYPE_DOT')),
@@ -173,10 +178,10 @@ class CompilerSettings:
   def presets(self, platform: str, devices: int) -> tuple[str, ...]:
     """The presets for so many devices of a platform.
 
-    `AUTO` is `latency_hiding` on several GPUs, where XLA leaves it off and NVIDIA's JAX images turn it on;
-    elsewhere it is none.
+    `AUTO` is `latency_hiding` on several GPUs, where XLA leaves it off and NVIDIA's JAX images turn it on,
+    and `barriers` on CPUs; elsewhere it is none.
     """
-    chosen = ('latency_hiding',) if platform == 'gpu' and devices > 1 else ()
+    chosen = {'cpu': ('barriers',), 'gpu': ('latency_hiding',) * (devices > 1)}.get(platform, ())
     return tuple(dict.fromkeys(name for flag in self.flags for name in (chosen if flag == AUTO else (flag,))))
 
   def resolve(self, platform: str, devices: int, environ: Mapping[str, str] = os.environ) -> Options:

@@ -8,9 +8,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from tfm.layers.float32_gradients import reduction_dtype
+from tfm.layers.float32_gradients import operands_in_memory, reduction_dtype
 from tfm.objectives.protocol import Objective, Reference
-from tfm.parallel.compiler_options import Options
+from tfm.parallel.compiler_options import CompilerSettings, Options
+from tfm.parallel.mesh import current_platform
 from tfm.parallel.microbatches import split_into_microbatches
 from tfm.shapes import Array
 from tfm.training.gradient_transforms import MaskedTransformation, keep_leaves, path_name
@@ -111,6 +112,18 @@ def reduce_gradients_in(dtype: str, step: Step) -> Step:
 
   def run(state, batch):
     with reduction_dtype(jnp.dtype(dtype)):
+      return step(state, batch)
+
+  return run
+
+
+def compute_operands_once(compiler: CompilerSettings, step: Step) -> Step:
+  """A step in which the operands of parameters' gradients are in memory before their products, under the
+  preset `barriers`; see `operands_in_memory`.
+  """
+
+  def run(state, batch):
+    with operands_in_memory('barriers' in compiler.presets(current_platform(), devices=1)):
       return step(state, batch)
 
   return run

@@ -52,7 +52,7 @@ from tfm.training.save_interval import INTERVALS, Interval
 from tfm.training.schedule import SCHEDULES, schedule
 from tfm.training.sinks.protocol import Sink
 from tfm.training.state import State
-from tfm.training.step import Step, reduce_gradients_in, train_step
+from tfm.training.step import Step, compute_operands_once, reduce_gradients_in, train_step
 from tfm.training.stop_rule import StopRule, parse_stop_rule
 
 
@@ -307,7 +307,7 @@ class Experiment:
     step = train_step(
       model, self.objective, optimizer, rate, training.gradient_accumulation, training.skip_spikes
     )
-    return reduce_gradients_in(training.gradient_reduction, step)
+    return reduce_gradients_in(training.gradient_reduction, compute_operands_once(self.compiler, step))
 
   def on_device(self, boxed: State) -> State:
     """The part of a state that is on the devices between updates."""
