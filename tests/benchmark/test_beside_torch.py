@@ -71,7 +71,7 @@ def test_encoder_decoders_train(name, monkeypatch):
   [
     *compare_gpt2.MEASUREMENTS.values(),
     ('training', '2', 'save("attention")'),
-    ('training', '2', 'flags=ynnpack', 'length=8'),
+    ('training', '2', 'flags=auto ynnpack', 'length=8'),
   ],
   ids=' '.join,
 )
@@ -94,7 +94,7 @@ def test_beside_nanogpt_each_round_is_a_ratio(monkeypatch, capsys):
   """Of tfm to the faster of both processes of PyTorch in that round."""
   seconds = {
     ('tfm.benchmark.gpt2',): [2.0, 1.0, 1.0],
-    ('tfm.benchmark.gpt2', 'flags=ynnpack'): [1.0, 1.0, 1.0],
+    ('tfm.benchmark.gpt2', 'flags=auto ynnpack'): [1.0, 1.0, 1.0],
     ('tfm.benchmark.nanogpt_torch',): [3.0, 3.0, 3.0],
     ('tfm.benchmark.nanogpt_torch', 'compiled=1'): [4.0, 4.0, 1.5],
   }
