@@ -2,6 +2,7 @@
 
 import json
 import os
+import pathlib
 import re
 import subprocess
 import sys
@@ -262,4 +263,54 @@ def test_the_process_that_trains_has_the_predicted_peak(rows, fields):
   )
   resident = json.loads(found.stdout)['peak_memory_mib']
   print(f'{predicted:,.0f} MiB predicted, {resident:,.0f} measured')
+  assert abs(predicted - resident) < 0.1 * resident
+
+
+@pytest.mark.slow
+def test_a_run_that_saves_has_the_predicted_peak(tmp_path, capsys):
+  """`tfm train`, with a checkpoint beside its steps, within 10 %."""
+  if sys.platform != 'linux':
+    pytest.skip('resident memory was measured on Linux')
+  (tmp_path / 'text.txt').write_text(' '.join(map(str, range(100_000))))
+  fields = {
+    'data.source': f'text("{tmp_path / "text.txt"}")',
+    'data.length': 256,
+    'model.layers': 6,
+    'model.width': 384,
+    'model.heads': 6,
+    'model.remat': 'full',
+    'training.batch_size': 12,
+    'training.steps': 4,
+    'training.save_every': 'steps(2)',
+    'training.evaluation_batches': 1,
+  }
+  config = pathlib.Path(__file__).parents[2] / 'configs' / 'lm.py'
+  options = [f'--config={config}', *(f'--config.{field}={value}' for field, value in fields.items())]
+  assert cli.main(['inspect', '--devices=1', *options]) == 0
+  predicted = int(re.search(r'process, saving +([\d,]+)', capsys.readouterr().out)[1].replace(',', ''))
+  # By a small process between, as above.
+  code = """
+import resource, subprocess, sys
+subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL, check=True)
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024)
+"""
+  found = subprocess.run(
+    [
+      sys.executable,
+      '-c',
+      code,
+      sys.executable,
+      '-m',
+      'tfm',
+      'train',
+      f'--workdir={tmp_path / "run"}',
+      *options,
+    ],
+    env=os.environ | dict(XLA_FLAGS='', JAX_PLATFORMS='cpu'),
+    capture_output=True,
+    text=True,
+    check=True,
+  )
+  resident = int(found.stdout)
+  print(f'{predicted / 2**20:,.0f} MiB predicted, {resident / 2**20:,.0f} measured')
   assert abs(predicted - resident) < 0.1 * resident

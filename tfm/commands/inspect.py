@@ -201,9 +201,12 @@ def memory_table(kinds: list[tuple[str, int, str]], mesh: AbstractMesh, rows: in
   total = sum(count for _, count, _ in kinds)
   rich_table.add_row('all', f'{total:,}', format_bytes(total), '')
   if jax.default_backend() == 'cpu' and mesh.size == 1:
-    resident = memory.resident_peak(total)
-    how = 'estimate: resident peak of training steps, with imports and programs'
-    rich_table.add_row('process', f'{resident:,}', format_bytes(resident), how)
+    saved = sum(count for name, count, _ in kinds if name in ('parameters', 'optimizer'))
+    for name, resident, how in (
+      ('process', memory.resident_peak(total), 'resident peak of training steps, with imports and programs'),
+      ('process, saving', memory.resident_peak(total, saved), 'while it also writes a checkpoint'),
+    ):
+      rich_table.add_row(name, f'{resident:,}', format_bytes(resident), f'estimate: {how}')
   return rich_table
 
 
