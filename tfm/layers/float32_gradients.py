@@ -17,9 +17,10 @@ from tfm.shapes import Array, Float, Int
 # A context around differentiation, such as `reduction_dtype(jnp.bfloat16)`: the type in which devices add up
 # gradients of parameters; None: that of the parameters. JAX retraces jitted functions under another value.
 reduction_dtype = jax.make_user_context()
-# True: the operands of a parameter's gradient are in memory before their product, with the preset `barriers`
-# of `config.compiler`. A CPU's compiler otherwise computes the row of an operand, such as a GELU's, again for
-# every block of the product. Differentiation is by reverse mode then, as with a smaller compute type.
+# The same; True: the operands of a parameter's gradient are in memory before their product, if the compiler
+# has the preset `barriers`. XLA's for CPUs otherwise computes an operand, such as the gradient of a GELU, a
+# second time for the product, in transposed order. In forward mode there is no derivative then, as with a
+# smaller compute type.
 operands_in_memory = jax.make_user_context(False)
 
 
