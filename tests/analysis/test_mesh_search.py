@@ -60,12 +60,12 @@ def test_a_candidate_as_flags_is_a_config(plan_request):
 
 
 def test_what_is_compared_differs_from_the_config_in_one_field(plan_request):
-  """On a CPU the presets for it, and no name that this model without gates does not have."""
+  """On a CPU a preset for it, and no name that this model without gates does not have."""
   base, *others = mesh_search.list_comparisons(plan_request, jax.devices())
   assert (base.remat, base.flags) == ('none', 'auto') and dict(base.mesh)['data'] == 8
   assert {one.remat for one in others if one.flags == 'auto'} == set(mesh_search.POLICIES) - {'none'}
-  assert {one.flags for one in others if one.remat == 'none'} == {'none', 'barriers', 'ynnpack'}
-  assert len(others) == len(mesh_search.POLICIES) + 2 and {one.mesh for one in others} == {base.mesh}
+  assert {one.flags for one in others if one.remat == 'none'} == {'none', 'ynnpack'}
+  assert len(others) == len(mesh_search.POLICIES) + 1 and {one.mesh for one in others} == {base.mesh}
 
 
 def test_a_policy_whose_names_the_model_lacks_is_no_candidate(tiny):

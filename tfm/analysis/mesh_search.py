@@ -15,7 +15,7 @@ from tfm.analysis.lowering import PlanRequest
 from tfm.analysis.plan import StepPlan
 from tfm.config.assemble import Experiment
 from tfm.config.validate import validate_device, validate_remat, validate_run, validate_state
-from tfm.parallel.compiler_options import NONE, PRESETS
+from tfm.parallel.compiler_options import NONE, PRESETS, CompilerSettings, parse_presets
 
 
 # Estimates are within a factor of two of compilers, so an estimate above this multiple of the capacity cannot
@@ -99,7 +99,14 @@ def list_policies(request: PlanRequest, devices: Sequence[jax.Device]) -> list[s
 
 
 def list_comparisons(request: PlanRequest, devices: Sequence[jax.Device]) -> list[Candidate]:
-  """The config on its mesh, and what differs from it in the remat policy or in the presets alone."""
+  """The config on its mesh, and what differs from it in the remat policy or in the presets alone.
+
+  Names of the presets that the config has already, such as those that `auto` takes, are not repeated.
+  """
+
+  def presets(flags):
+    return CompilerSettings(parse_presets(flags), {}).presets(devices[0].platform, len(devices))
+
   config = request.config
   mesh = tuple(estimate.abstract_mesh(config, len(devices)).shape.items())
   base = Candidate(mesh, config.model.remat, config.training.gradient_accumulation, config.compiler.flags)
@@ -107,7 +114,7 @@ def list_comparisons(request: PlanRequest, devices: Sequence[jax.Device]) -> lis
   others += [
     dataclasses.replace(base, flags=name)
     for name in (NONE, *PRESETS)
-    if is_valid(config, devices, 'compiler.flags', name)
+    if is_valid(config, devices, 'compiler.flags', name) and presets(name) != presets(base.flags)
   ]
   return list(dict.fromkeys([base, *others]))
 
