@@ -25,7 +25,11 @@ pytestmark = pytest.mark.slow
   [
     ('...y,yz->...z', (2, 3, 4), (4, 5)),
     ('...D,VD->...V', (3, 4), (5, 4)),
+    ('...y,yz->...z', (2, 30, 4), (4, 2)),  # more rows than columns: a smaller operand is transposed
+    ('...D,VD->...V', (30, 2), (9, 2)),
+    ('...hk,hky->...y', (2, 30, 2, 2), (2, 2, 2)),
     ('gri,gio->gro', (2, 3, 4), (2, 4, 5)),
+    ('gri,gio->gro', (2, 30, 4), (2, 4, 2)),
   ],
 )
 def test_products_and_gradients(equation, of_x, of_w, dtype, in_memory):

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from tfm.parallel.sharding import shard
-from tfm.shapes import Array, Float, Int
+from tfm.shapes import Array, Float, Int, PyTree
 
 
 # A context around differentiation, such as `reduction_dtype(jnp.bfloat16)`: the type in which devices add up
@@ -22,6 +22,11 @@ reduction_dtype = jax.make_user_context()
 # second time for the product, in transposed order. In forward mode there is no derivative then, as with a
 # smaller compute type.
 operands_in_memory = jax.make_user_context(False)
+
+
+def in_memory(x: PyTree) -> PyTree:
+  """x; under `operands_in_memory` computed on its own, and not again by what reads it."""
+  return jax.lax.optimization_barrier(x) if operands_in_memory.value else x
 
 
 def einsum(equation: str, x: Array, w: Array, dtype: jnp.dtype | None = None) -> Array:
@@ -38,28 +43,43 @@ def einsum(equation: str, x: Array, w: Array, dtype: jnp.dtype | None = None) ->
   return _einsum(equation, dtype or x.dtype, operands_in_memory.value, x, w)
 
 
-def _multiply(equation, dtype, in_memory, x, w):
+def _multiply(equation, dtype, stored, x, w):
   return jnp.einsum(equation, x, w.astype(x.dtype), preferred_element_type=dtype)
 
 
 _einsum = jax.custom_vjp(_multiply, nondiff_argnums=(0, 1, 2))
 
 
-def _einsum_forward(equation, dtype, in_memory, x, w):
+def _einsum_forward(equation, dtype, stored, x, w):
   # Not `_einsum`: policies of rematerialization do not look into a call with its own derivative.
-  return _multiply(equation, dtype, in_memory, x, w), (x, w)
+  return _multiply(equation, dtype, stored, x, w), (x, w)
 
 
-def _einsum_backward(equation, dtype, in_memory, residuals, dy):
+def _einsum_backward(equation, dtype, stored, residuals, dy):
   x, w = residuals
   (of_x, of_w), of_y = equation.split('->')[0].split(','), equation.split('->')[1]
   dy = dy.astype(x.dtype)
-  if in_memory:
+  if stored:
     x, dy = jax.lax.optimization_barrier((x, dy))
   dx = jnp.einsum(f'{of_y},{of_w}->{of_x}', dy, w.astype(x.dtype))
   # Devices add up what leaves the product, before it is cast.
-  dw = jnp.einsum(f'{of_x},{of_y}->{of_w}', x, dy, preferred_element_type=reduction_dtype.value or w.dtype)
+  order = _cheaper_order(of_w, w.size, {of_x: x.size, of_y: dy.size}) if stored else of_w
+  dw = jnp.einsum(f'{of_x},{of_y}->{order}', x, dy, preferred_element_type=reduction_dtype.value or w.dtype)
+  if order != of_w:
+    dw = jnp.einsum(f'{order}->{of_w}', jax.lax.optimization_barrier(dw))
   return dx, dw.astype(w.dtype)
+
+
+def _cheaper_order(of_w: str, size: int, operands: dict[str, int]) -> str:
+  """The letters of a parameter's gradient as the product should have them. To transpose it, XLA's for CPUs
+  copies the operand that has its first letter: a smaller operand and the gradient may be less to copy.
+  """
+  batch = set.intersection(*map(set, operands))
+  lead = next(letter for letter in of_w if letter not in batch)
+  first, second = sorted(operands, key=lambda letters: lead not in letters)
+  if operands[first] <= operands[second] + size:
+    return of_w
+  return ''.join(sorted(of_w, key=lambda letter: (letter not in batch, letter in first)))
 
 
 _einsum.defvjp(_einsum_forward, _einsum_backward)

@@ -10,7 +10,7 @@ from annotated_types import Interval
 from tfm.data.packing.preferences import REJECTED, Preferences, preference_row
 from tfm.errors import require
 from tfm.layers.chunked_cross_entropy import chunk_count, split_into_chunks
-from tfm.layers.cross_entropy import token_cross_entropy
+from tfm.layers.cross_entropy import WHOLE_VOCABULARY, cross_entropy_with_z_loss
 from tfm.mixers.protocol import Context
 from tfm.objectives.protocol import Objective, add_reports
 from tfm.shapes import Array, Float
@@ -90,7 +90,8 @@ class DPO(Objective):
     def sum_chunk(rows):
       features, targets, weights = rows
       logits = model.apply({'params': model.head(params)}, features, method='logits')
-      return -(token_cross_entropy(logits, targets)[0] * weights).sum(1)
+      _, losses = cross_entropy_with_z_loss(WHOLE_VOCABULARY, 0.0, 0.0, logits, targets)
+      return -(losses * weights).sum(1)
 
     rows = features, both('targets'), both('answers').astype(jnp.float32)
     chunks = chunk_count(*features.shape[:2], self.chunk)

@@ -336,7 +336,8 @@ def sum_token_losses(
   first = models[0][0]
   sharding = LossSharding.of(*targets.shape, first.rows, heads, None if None in axes else axes)
   shard_models, shard = [model for model, _, _ in models], WHOLE_VOCABULARY
-  if sharding.is_sharded:
+  is_padded = first.vocab < first.rows and all(model.rows == first.rows for model in shard_models)
+  if sharding.is_sharded or is_padded:  # to mask columns takes less than to leave them out
     width = first.rows // shard_count(sharding.vocab)
     # Models with as many tokens as this device has columns; `shard` masks the columns that are padding.
     shard_models = [model.clone(rows=width, vocab=width) for model in shard_models]
