@@ -9,7 +9,7 @@ import pytest
 
 from tests.layers import test_chunked_cross_entropy as chunks
 from tfm.config.assemble import Experiment
-from tfm.layers.cross_entropy import WHOLE_VOCABULARY, VocabShard
+from tfm.layers.cross_entropy import WHOLE_VOCABULARY, VocabShard, mask_padding
 from tfm.objectives.distillation import softened_divergence
 from tfm.objectives.protocol import Reference, sum_token_losses
 from tfm.parallel import mesh as meshes
@@ -51,7 +51,11 @@ def test_the_divergence_and_its_gradient(temperature):
 def test_padding_of_the_vocabulary_has_no_part():
   draw = np.random.default_rng(1)
   student, teacher = (draw.standard_normal((1, 2, VOCAB + 6)) for _ in range(2))
-  of_padded = functools.partial(softened_divergence, VocabShard((), VOCAB), 2.0)
+  columns = VocabShard((), VOCAB)
+
+  def of_padded(*logits):
+    return softened_divergence(columns, 2.0, *(mask_padding(columns, x) for x in logits))
+
   args = [jnp.asarray(x, jnp.float32) for x in (student, teacher)]
   expected = divergence(student[..., :VOCAB], teacher[..., :VOCAB], 2.0)
   np.testing.assert_allclose(of_padded(*args), expected, rtol=1e-5)

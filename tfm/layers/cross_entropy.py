@@ -15,7 +15,7 @@ Sums = dict[str, Float[Array, '']]
 
 @dataclasses.dataclass(frozen=True)
 class VocabShard:
-  """The tokens of the columns of logits, in order, those of the first device first.
+  """The tokens of the columns of logits, in order, those of the first device first; logits of padding are -∞.
 
   Attributes:
     axes: the mesh axes that shard them, inside `shard_map`; (): not sharded.
@@ -49,12 +49,6 @@ class VocabShard:
     x = x.max(-1)
     return jax.lax.pmax(x, self.axes) if self.axes else x
 
-  def mask(self, logits: Float[Array, 'B T V']) -> Float[Array, 'B T V']:
-    """The logits, with -∞ for padding."""
-    if self.axes or not self.vocab:
-      return jnp.where(self.is_token(logits), logits, -jnp.inf)
-    return logits.at[..., self.vocab :].set(-jnp.inf)  # XLA writes these columns in place
-
   def logits_of(self, tokens: Int[Array, 'B T'], logits: Float[Array, 'B T V']) -> Float[Array, 'B T']:
     """The logit of one token of the vocabulary at every position."""
     if self.axes:
@@ -63,13 +57,28 @@ class VocabShard:
 
   def argmax(self, logits: Float[Array, 'B T V']) -> Int[Array, 'B T']:
     """The token with the greatest logit, the first of equals; 2³¹ - 1 if one is NaN."""
-    logits = jax.lax.stop_gradient(self.mask(logits))
+    logits = jax.lax.stop_gradient(logits)
     # A third of the time of `jnp.argmax`, whose loop XLA does not vectorize on CPUs.
     first = jnp.where(logits == self.max(logits)[..., None], self.tokens(logits), jnp.iinfo(jnp.int32).max)
     return jax.lax.pmin(first.min(-1), self.axes) if self.axes else first.min(-1)
 
 
 WHOLE_VOCABULARY = VocabShard()
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def mask_padding(columns: VocabShard, logits: Float[Array, 'B T V']) -> Float[Array, 'B T V']:
+  """The logits, with -∞ in the columns of padding. The gradient is passed on as it is: that of a loss of
+  probabilities is 0 there, and setting it to 0 would copy it.
+  """
+  if columns.axes or not columns.vocab:
+    return jnp.where(columns.is_token(logits), logits, -jnp.inf)
+  return logits.at[..., columns.vocab :].set(-jnp.inf)  # in place
+
+
+mask_padding.defvjp(
+  lambda columns, logits: (mask_padding(columns, logits), None), lambda columns, _, gradient: (gradient,)
+)
 
 
 def sum_cross_entropy(
@@ -102,7 +111,7 @@ def sum_cross_entropy(
 def log_normalizer(
   logits: Float[Array, 'B T V'], columns: VocabShard = WHOLE_VOCABULARY
 ) -> Float[Array, 'B T']:
-  """log Z of every token, the logarithm of the sum of the exponentials of its logits, masked."""
+  """log Z of every token, the logarithm of the sum of the exponentials of its logits."""
   most = jax.lax.stop_gradient(columns.max(logits))
   # On CPUs XLA's sum is slow if it computes the exponentials itself.
   return most + jnp.log(columns.sum(in_memory(jnp.exp(logits - most[..., None]))))
@@ -111,7 +120,7 @@ def log_normalizer(
 def token_cross_entropy(
   logits: Float[Array, 'B T V'], targets: Int[Array, 'B T'], columns: VocabShard = WHOLE_VOCABULARY
 ) -> tuple[Float[Array, 'B T'], Float[Array, 'B T']]:
-  """-log p(target) of every token in nats, and the logarithm of its normaliser, log Z, of masked logits.
+  """-log p(target) of every token in nats, and the logarithm of its normaliser, log Z.
 
   `cross_entropy_with_z_loss` has the faster gradient.
   """
@@ -136,7 +145,6 @@ def cross_entropy_with_z_loss(
 
 
 def _cross_entropy_forward(columns, label_smoothing, z_loss, logits, targets):
-  logits = columns.mask(logits)
   loss, log_z = token_cross_entropy(logits, targets, columns)
   objective = loss
   if label_smoothing:

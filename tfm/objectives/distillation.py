@@ -211,12 +211,11 @@ def softened_divergence(
 
 def _divergence_forward(columns, temperature, logits, teacher_logits):
   log_q, log_p = (
-    z / temperature - log_normalizer(columns.mask(z / temperature), columns)[..., None]
-    for z in (logits, teacher_logits)
+    z / temperature - log_normalizer(z / temperature, columns)[..., None] for z in (logits, teacher_logits)
   )
-  is_token = columns.is_token(logits)
-  p, q = (jnp.where(is_token, jnp.exp(x), 0) for x in (log_p, log_q))
-  return temperature**2 * columns.sum(p * (log_p - log_q)), (p, q)
+  p, q = jnp.exp(log_p), jnp.exp(log_q)
+  divergence = p * jnp.where(columns.is_token(logits), log_p - log_q, 0)
+  return temperature**2 * columns.sum(divergence), (p, q)
 
 
 def _divergence_backward(columns, temperature, residuals, cotangent):

@@ -347,7 +347,7 @@ def sum_token_losses(
     *features, targets, weights = rows
     heads = [heads[0], *jax.lax.stop_gradient(heads[1:])]
     logits = [
-      model.apply({'params': head}, x, method='logits')
+      cross_entropy.mask_padding(shard, model.apply({'params': head}, x, method='logits'))
       for model, head, x in zip(shard_models, heads, features)
     ]
     return loss_fn(*logits, targets, weights, shard)
