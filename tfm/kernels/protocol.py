@@ -176,6 +176,20 @@ class AttentionInputs:
     return bits >= jnp.uint32(round(self.dropout * 2**32))
 
 
+@jax.custom_jvp
+def normalize(logits: Float[Array, '... S']) -> Float[Array, '... S']:
+  """p = softmax(logits), whose derivative is read off the result: p · (dx - Σ p · dx). JAX's own divides by
+  the squared sum of exponentials, in more passes.
+  """
+  return jax.nn.softmax(logits, axis=-1)
+
+
+@normalize.defjvp
+def _normalize_jvp(primals, tangents):
+  p, (dx,) = normalize(*primals), tangents
+  return p, p * (dx - (p * dx).sum(-1, keepdims=True))
+
+
 def softmax(
   logits: Float[Array, 'B K G T S'], visible: Bool[Array, 'B 1 1 T S'], inputs: AttentionInputs
 ) -> tuple[Float[Array, 'B K G T S'], Float[Array, 'B H T']]:
@@ -187,7 +201,7 @@ def softmax(
     sinks = jnp.broadcast_to(inputs.sinks.astype(jnp.float32).reshape(1, K, G, 1, 1), (B, K, G, T, 1))
     logits = jnp.concatenate([logits, sinks], -1)
   # 0, too, in a row without visible keys.
-  weights = jnp.where(visible, jax.nn.softmax(logits, axis=-1)[..., :S], 0)
+  weights = jnp.where(visible, normalize(logits)[..., :S], 0)
   log_sum_exp = jax.nn.logsumexp(jnp.where(logits == -1e30, -jnp.inf, logits), axis=-1)
   return weights, log_sum_exp.reshape(B, K * G, T)
 
