@@ -177,6 +177,19 @@ class TestVocabShard:
     np.testing.assert_allclose(pull(expected)[0], expected_pull(expected)[0], rtol=1e-5, atol=1e-7)
     assert not np.asarray(pull(expected)[0])[..., VOCAB:].any()
 
+  def test_products_with_the_hessian_ignore_padding(self):
+    """Forward over reverse: padding of -∞ must not make NaN."""
+
+    def product(shard, logits, direction):
+      gradient = jax.grad(lambda x: self.token_losses(x, shard)[0].sum())
+      return jax.jvp(gradient, (logits,), (direction,))[1]
+
+    direction = jnp.asarray(RNG.standard_normal(self.LOGITS.shape), jnp.float32)
+    expected = product(VocabShard(), self.LOGITS[..., :VOCAB], direction[..., :VOCAB])
+    actual = product(VocabShard(vocab=VOCAB), self.LOGITS, direction)
+    np.testing.assert_allclose(actual[..., :VOCAB], expected, rtol=1e-4, atol=1e-6)
+    assert not np.asarray(actual)[..., VOCAB:].any()
+
   def test_argmax_returns_the_first_of_equal_logits(self):
     logits = jnp.zeros((B, T, 64)).at[..., 9].set(1.0).at[..., 40].set(1.0).at[..., 60].set(2.0)
     mesh = meshes.make(dict(tensor=8))

@@ -71,14 +71,16 @@ def mask_padding(columns: VocabShard, logits: Float[Array, 'B T V']) -> Float[Ar
   """The logits, with -∞ in the columns of padding. The gradient is passed on as it is: that of a loss of
   probabilities is 0 there, and setting it to 0 would copy it.
   """
+  return _mask_forward(columns, logits)[0]
+
+
+def _mask_forward(columns, logits):
   if columns.axes or not columns.vocab:
-    return jnp.where(columns.is_token(logits), logits, -jnp.inf)
-  return logits.at[..., columns.vocab :].set(-jnp.inf)  # in place
+    return jnp.where(columns.is_token(logits), logits, -jnp.inf), None
+  return logits.at[..., columns.vocab :].set(-jnp.inf), None  # in place
 
 
-mask_padding.defvjp(
-  lambda columns, logits: (mask_padding(columns, logits), None), lambda columns, _, gradient: (gradient,)
-)
+mask_padding.defvjp(_mask_forward, lambda columns, _, gradient: (gradient,))
 
 
 def sum_cross_entropy(
