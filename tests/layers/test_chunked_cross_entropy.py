@@ -190,6 +190,26 @@ class TestVocabShard:
     np.testing.assert_allclose(actual[..., :VOCAB], expected, rtol=1e-4, atol=1e-6)
     assert not np.asarray(actual)[..., VOCAB:].any()
 
+  def test_padding_has_no_gradient(self):
+    """Nor NaN, where a loss selects its columns after an operation on -∞."""
+    shard = VocabShard(vocab=VOCAB)
+
+    def penalty(logits):
+      logits = cross_entropy.mask_padding(shard, logits)
+      return jnp.where(shard.is_token(logits), logits**2, 0).sum()
+
+    gradient = jax.grad(penalty)(self.LOGITS)
+    np.testing.assert_allclose(gradient[..., :VOCAB], 2 * self.LOGITS[..., :VOCAB])
+    assert not np.asarray(gradient)[..., VOCAB:].any()
+
+  @pytest.mark.parametrize('target', [-1, VOCAB, 63, 100])
+  def test_a_target_outside_the_vocabulary_has_log_z(self, target):
+    """As the shards of a mesh have it, so that a weight of 0 leaves it out."""
+    for shard, logits in ((VocabShard(vocab=VOCAB), self.LOGITS), (VocabShard(), self.LOGITS[..., :VOCAB])):
+      logits = cross_entropy.mask_padding(shard, logits)
+      loss, log_z = cross_entropy.token_cross_entropy(logits, jnp.full((B, T), target), shard)
+      np.testing.assert_array_equal(loss, log_z)
+
   def test_argmax_returns_the_first_of_equal_logits(self):
     logits = jnp.zeros((B, T, 64)).at[..., 9].set(1.0).at[..., 40].set(1.0).at[..., 60].set(2.0)
     mesh = meshes.make(dict(tensor=8))

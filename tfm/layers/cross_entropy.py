@@ -50,10 +50,11 @@ class VocabShard:
     return jax.lax.pmax(x, self.axes) if self.axes else x
 
   def logits_of(self, tokens: Int[Array, 'B T'], logits: Float[Array, 'B T V']) -> Float[Array, 'B T']:
-    """The logit of one token of the vocabulary at every position."""
+    """The logit of one token at every position; 0 of one that is not in the vocabulary."""
     if self.axes:
       return self.sum(jnp.where(self.tokens(logits) == tokens[..., None], logits, 0))
-    return jnp.take_along_axis(logits, tokens[..., None], -1, mode='clip')[..., 0]
+    gathered = jnp.take_along_axis(logits, tokens[..., None], -1, mode='clip')[..., 0]
+    return jnp.where((0 <= tokens) & (tokens < self.count(logits)), gathered, 0)
 
   def argmax(self, logits: Float[Array, 'B T V']) -> Int[Array, 'B T']:
     """The token with the greatest logit, the first of equals; 2³¹ - 1 if one is NaN."""
@@ -68,9 +69,7 @@ WHOLE_VOCABULARY = VocabShard()
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def mask_padding(columns: VocabShard, logits: Float[Array, 'B T V']) -> Float[Array, 'B T V']:
-  """The logits, with -∞ in the columns of padding. The gradient is passed on as it is: that of a loss of
-  probabilities is 0 there, and setting it to 0 would copy it.
-  """
+  """The logits, with -∞ in the columns of padding, whose gradient is 0."""
   return _mask_forward(columns, logits)[0]
 
 
@@ -80,7 +79,12 @@ def _mask_forward(columns, logits):
   return logits.at[..., columns.vocab :].set(-jnp.inf), None  # in place
 
 
-mask_padding.defvjp(_mask_forward, lambda columns, _, gradient: (gradient,))
+def _mask_backward(columns, _, gradient):
+  # Computed with the gradient that it masks; that of the update in place would copy it.
+  return (jnp.where(columns.is_token(gradient), gradient, 0),)
+
+
+mask_padding.defvjp(_mask_forward, _mask_backward)
 
 
 def sum_cross_entropy(
