@@ -10,7 +10,7 @@ import pytest
 
 from tfm.analysis.collectives import find_collectives
 from tfm.config.assemble import Experiment
-from tfm.layers import cross_entropy
+from tfm.layers import cross_entropy, float32_gradients
 from tfm.layers.cross_entropy import VocabShard
 from tfm.parallel import mesh as meshes
 from tfm.parallel import sharding
@@ -189,6 +189,12 @@ class TestVocabShard:
     actual = product(VocabShard(vocab=VOCAB), self.LOGITS, direction)
     np.testing.assert_allclose(actual[..., :VOCAB], expected, rtol=1e-4, atol=1e-6)
     assert not np.asarray(actual)[..., VOCAB:].any()
+
+  @pytest.mark.parametrize('stored', [False, True])
+  def test_exponentials_are_stored_where_operands_are(self, stored):
+    with float32_gradients.operands_in_memory(stored):
+      program = str(jax.make_jaxpr(lambda x: self.token_losses(x, VocabShard()))(self.LOGITS))
+    assert ('optimization_barrier' in program) == stored
 
   def test_padding_has_no_gradient(self):
     """Nor NaN, where a loss selects its columns after an operation on -∞."""

@@ -13,6 +13,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.extend.random import threefry2x32_p
 
 from tfm.errors import require
+from tfm.kernels._row_normalizers import NORMALIZERS
 from tfm.layers.dot_product import scaled_dot
 from tfm.layers.locations import Locations, same_document
 from tfm.parallel import mesh
@@ -175,45 +176,6 @@ class AttentionInputs:
     )
     return bits >= jnp.uint32(round(self.dropout * 2**32))
 
-
-@jax.custom_jvp
-def normalize(logits: Float[Array, '... S']) -> Float[Array, '... S']:
-  """p = softmax(logits), whose derivative is read off the result: p · (dx - Σ p · dx). JAX's own divides by
-  the squared sum of exponentials, in more passes.
-  """
-  return jax.nn.softmax(logits, axis=-1)
-
-
-@normalize.defjvp
-def _normalize_jvp(primals, tangents):
-  p, (dx,) = normalize(*primals), tangents
-  return p, p * (dx - (p * dx).sum(-1, keepdims=True))
-
-
-def softmax(
-  logits: Float[Array, 'B K G T S'], visible: Bool[Array, 'B 1 1 T S'], inputs: AttentionInputs
-) -> tuple[Float[Array, 'B K G T S'], Float[Array, 'B H T']]:
-  """Weights that sum to one over the visible keys and the sink, and the log of their denominator."""
-  B, K, G, T, S = logits.shape
-  # A finite number, so that the gradient of a row without visible keys is zero and not NaN.
-  logits = jnp.where(visible, logits, -1e30)
-  if inputs.sinks is not None:
-    sinks = jnp.broadcast_to(inputs.sinks.astype(jnp.float32).reshape(1, K, G, 1, 1), (B, K, G, T, 1))
-    logits = jnp.concatenate([logits, sinks], -1)
-  # 0, too, in a row without visible keys.
-  weights = jnp.where(visible, normalize(logits)[..., :S], 0)
-  log_sum_exp = jax.nn.logsumexp(jnp.where(logits == -1e30, -jnp.inf, logits), axis=-1)
-  return weights, log_sum_exp.reshape(B, K * G, T)
-
-
-def sigmoid(
-  logits: Float[Array, 'B K G T S'], visible: Bool[Array, 'B 1 1 T S'], inputs: AttentionInputs
-) -> tuple[Float[Array, 'B K G T S'], None]:
-  """σ(logits + sigmoid_offset) for each visible key (Ramapuram et al. 2024, eq. 3)."""
-  return jnp.where(visible, jax.nn.sigmoid(logits + inputs.sigmoid_offset), 0), None
-
-
-NORMALIZERS = {'softmax': softmax, 'sigmoid': sigmoid}
 
 # Features that not every kernel supports → (whether the inputs request it, why a kernel without it rejects
 # them).

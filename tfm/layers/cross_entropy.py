@@ -15,7 +15,9 @@ Sums = dict[str, Float[Array, '']]
 
 @dataclasses.dataclass(frozen=True)
 class VocabShard:
-  """The tokens of the columns of logits, in order, those of the first device first; logits of padding are -∞.
+  """The tokens of the columns of logits, in order, those of the first device first.
+
+  Columns of padding have logits of -∞ (`mask_padding`).
 
   Attributes:
     axes: the mesh axes that shard them, inside `shard_map`; (): not sharded.

@@ -70,6 +70,9 @@ def _einsum_backward(equation, dtype, stored, residuals, dy):
   return dx, dw.astype(w.dtype)
 
 
+_einsum.defvjp(_einsum_forward, _einsum_backward)
+
+
 def _cheaper_order(of_w: str, size: int, operands: dict[str, int]) -> str:
   """The letters of a parameter's gradient as the product should have them. To transpose it, XLA's for CPUs
   copies the operand that has its first letter: a smaller operand and the gradient may be less to copy.
@@ -80,9 +83,6 @@ def _cheaper_order(of_w: str, size: int, operands: dict[str, int]) -> str:
   if operands[first] <= operands[second] + size:
     return of_w
   return ''.join(sorted(of_w, key=lambda letter: (letter not in batch, letter in first)))
-
-
-_einsum.defvjp(_einsum_forward, _einsum_backward)
 
 
 def take_rows(

@@ -308,7 +308,7 @@ class Prediction(Objective):
     shard: VocabShard,
   ) -> tuple[Float[Array, ''], Sums]:
     """Returns the loss and the metrics of some of the tokens of each row, as sums over these. A metric is one
-    number, or one per row.
+    number, or one per row. Columns that `shard` does not count as tokens have logits of -∞.
     """
     return cross_entropy.sum_cross_entropy(logits, targets, weights, self.label_smoothing, self.z_loss, shard)
 
@@ -339,7 +339,7 @@ def sum_token_losses(
   is_padded = first.vocab < first.rows and all(model.rows == first.rows for model in shard_models)
   if sharding.is_sharded or is_padded:  # to mask columns takes less than to leave them out
     width = first.rows // shard_count(sharding.vocab)
-    # Models with as many tokens as this device has columns; `shard` masks the columns that are padding.
+    # Models with as many tokens as this device has columns; those of padding are masked below.
     shard_models = [model.clone(rows=width, vocab=width) for model in shard_models]
     shard = VocabShard(sharding.vocab, first.vocab)
 
