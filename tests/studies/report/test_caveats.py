@@ -119,10 +119,25 @@ def test_curves_that_cross_late():
   late = dict(rope=[5, 3.0, 2.9, 2.8, 2.0, 2], alibi=[4, 2.3, 2.3, 2.3, 2.3, 2.3])
   assert not caveats(with_curves(results(dict(rope=0.0, alibi=0.3)), early), 'cross')
   (found,) = caveats(with_curves(results(dict(rope=0.0, alibi=0.3)), late), 'cross')
-  assert 'curves of alibi and rope cross after step 60 of 100' in found
+  assert 'training: rope and alibi after step 60 of 100. Another' in found
   # A gap within the noise is no crossing.
   near = dict(rope=[5, 3, 2.302, 2.302, 2, 2], alibi=[4, 2.3, 2.3, 2.3, 2.3, 2.3])
   assert not caveats(with_curves(results(dict(rope=0.0, alibi=0.3)), near), 'cross')
+
+
+def test_curves_of_two_arms_that_cross():
+  """The base is listed first, and an arm of another base with none of them."""
+  curves = dict(
+    rope=[5, 3, 2.0, 2.0, 2.0, 2],
+    alibi=[4, 2.3, 2.2, 2.2, 2.2, 2.2],
+    none=[4, 2.9, 2.6, 2.5, 2.4, 2.1],
+    other=[4, 1.9, 1.9, 1.9, 1.9, 2.4],
+  )
+  shifts = dict(rope=0.0, alibi=0.2, none=0.1, other=0.4)
+  (found,) = caveats(with_curves(results(shifts), curves), 'cross')
+  assert 'rope and other after step 80 of 100; none and alibi after step 80 of 100; ' in found
+  (found,) = caveats(with_curves(results(shifts, against=dict(other='other')), curves), 'cross')
+  assert 'training: none and alibi after step 80 of 100. Another' in found
 
 
 @pytest.mark.parametrize('steps, is_steep', [((60, 80, 80), False), ((60, 80, 100), True)])

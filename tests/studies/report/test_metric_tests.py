@@ -17,3 +17,20 @@ def test_an_arm_that_varies_more_has_an_interval_of_its_own():
     low, high = map(float, interval.replace('−', '-').split(' to '))
     widths[name] = high - low
   assert widths['none'] > 0.3 > 10 * max(width for name, width in widths.items() if name != 'none')
+
+
+def test_arms_of_which_runs_diverged_are_marked_untested():
+  """An accuracy has no worst value that a run could count as; nor is an arm tested against such a base."""
+  shifts = dict(rope=0.0, alibi=-0.3, none=0.1)
+  assert marks(results(shifts)) == dict(rope='', alibi='▲', none='▼')
+  assert marks(results(shifts, diverged=dict(none=[1]))) == dict(rope='', alibi='▲', none='(untested)')
+  study_results = results(shifts, diverged=dict(rope=[1]))
+  assert tables.tabulate_other_metrics(study_results, rank_arms(study_results))['names'] == [
+    'accuracy (untested)'
+  ]
+  assert marks(study_results) == dict(rope='', alibi='', none='')
+
+
+def marks(study_results):
+  rows = tables.tabulate_other_metrics(study_results, rank_arms(study_results))['rows']
+  return {name: mean.partition(' ')[2] for name, [(mean, _)] in rows}

@@ -1,5 +1,6 @@
 """The warnings of a report: what may turn its findings over."""
 
+import itertools
 import math
 from collections.abc import Iterator
 
@@ -23,6 +24,8 @@ ALIKE = 0.9
 UNEQUAL = 0.3
 # Below so many tokens of evaluation text, differences depend on which text it is.
 SMALL_TEXT = 1_000_000
+# Of so many pairs of curves that cross, those with a base first, the names are given.
+MAX_PAIRS = 8
 
 
 def list_caveats(results: dict, ranking: Ranking) -> list[str]:
@@ -128,18 +131,20 @@ def _warn_of_steep_curves(results: dict, ranking: Ranking) -> Iterator[str]:
 
 
 def _warn_of_crossing_curves(results: dict, ranking: Ranking) -> Iterator[str]:
-  """Arms whose validation loss crosses that of their base in the second half of the training.
+  """Arms of one base, and the base, whose validation losses cross in the second half of the training.
 
   Where one of the two ended early, their common steps are not the training.
   """
   ended, curves, within = arms_ended_early(results), mean_curves(results), ranking.findings.analysis.within
-  for row in ranking.rows:
-    base = row.compared_with
-    if row.is_base or row.name not in curves or base not in curves or ended & {row.name, base}:
-      continue
-    steps = [step for step in curves[row.name] if step in curves[base]]
-    gaps = np.array([curves[row.name][step] - curves[base][step] for step in steps])
-    noise = 2 * within.deviation * math.sqrt(2 / len(row.values)) if within and row.values else 0.0
+  rows = [row for row in ranking.rows if row.name in curves and row.name not in ended]
+  pairs = [pair for pair in itertools.combinations(rows, 2) if pair[0].compared_with == pair[1].compared_with]
+  found = []
+  for a, b in sorted(pairs, key=lambda pair: not (pair[0].is_base or pair[1].is_base)):
+    noise = 0.0
+    if within and a.values and b.values:
+      noise = 2 * within.deviation * math.hypot(*(1 / math.sqrt(len(row.values)) for row in (a, b)))
+    steps = [step for step in curves[a.name] if step in curves[b.name]]
+    gaps = np.array([curves[a.name][step] - curves[b.name][step] for step in steps])
     if len(steps) < 2 or abs(gaps[-1]) <= noise:
       continue
     before = [
@@ -148,10 +153,13 @@ def _warn_of_crossing_curves(results: dict, ranking: Ranking) -> Iterator[str]:
       if step >= steps[-1] / 2 and abs(gap) > noise and np.sign(gap) != np.sign(gaps[-1])
     ]
     if before:
-      yield (
-        f'The loss curves of {row.name} and {base} cross after step {before[-1]:,} of {steps[-1]:,}: another '
-        'length of training may show another order.'
-      )
+      found.append(f'{a.name} and {b.name} after step {before[-1]:,} of {steps[-1]:,}')
+  if found:
+    more = f'; {len(found) - MAX_PAIRS} more pairs' if len(found) > MAX_PAIRS else ''
+    yield (
+      f'These loss curves cross in the second half of the training: {"; ".join(found[:MAX_PAIRS])}{more}. '
+      'Another length of training may show another order.'
+    )
 
 
 def _warn_of_text(results: dict, ranking: Ranking) -> Iterator[str]:

@@ -14,8 +14,8 @@ MAX_COLUMNS = 8
 MARKS = {'higher': '▲', 'lower': '▼'}
 LEGEND = (
   '▲ ▼: higher, lower than the base, as shown by the tests of the ranking; each metric by itself is '
-  'corrected for all its arms and columns. No mark: undecided, or runs of the arm diverged. (untested): a '
-  'cost, or a metric that does not vary over seeds, or too few seeds.'
+  'corrected for all its arms and columns. No mark: undecided. (untested): a cost, or a metric that does not '
+  'vary over seeds, or too few seeds; behind a value: runs of the arm, or of its base, diverged.'
 )
 
 
@@ -26,12 +26,15 @@ class MetricTests:
   Attributes:
     values: x, or None for a scalar → arm → seed → value.
     findings: (x, arm) → 'higher', 'lower' or 'undecided'; empty if nothing was tested.
+    partial: the arms of which runs diverged, or of whose base. Where a metric has no worst value, these runs
+      cannot count as such, so that the arms are not tested.
     within: x → the deviation over seeds within the arms that vary alike; None if it was not tested.
     noisy: x → the arms that vary far more than those.
   """
 
   values: Mapping[float | None, Mapping[str, Mapping[int, float]]]
   findings: Mapping[tuple[float | None, str], str]
+  partial: Collection[str]
   within: Mapping[float | None, Spread | None]
   noisy: Mapping[float | None, Collection[str]]
 
@@ -40,8 +43,9 @@ class MetricTests:
     return None if arm in self.noisy.get(x, ()) else self.within.get(x)
 
   def mark(self, x: float | None, arm: str) -> str:
-    """' ▲', ' ▼' or ''."""
-    mark = MARKS.get(self.findings.get((x, arm)), '')
+    """' ▲', ' ▼', ' (untested)' or ''; '' where the whole column is untested."""
+    is_column_tested = any(known == x for known, _ in self.findings)
+    mark = MARKS.get(self.findings.get((x, arm)), '(untested)' * (is_column_tested and arm in self.partial))
     return f' {mark}' if mark else ''
 
 
@@ -74,14 +78,19 @@ def compare_by_x(results: dict, ranking: Ranking) -> dict[str, MetricTests]:
 def compare_at_each_x(
   values: Mapping[float | None, Mapping[str, Mapping[int, float]]], ranking: Ranking, is_tested: bool
 ) -> MetricTests:
-  """Compares arms with their bases at each x; arms of which runs diverged are left out.
+  """Compares arms with their bases at each x, but those of which runs diverged, or of whose base.
 
   Args:
     is_tested: False for costs, which are not outcomes of seeds.
   """
   findings, within, noisy = {}, {}, {}
+  whole = {row.name for row in ranking.rows if row.outcome and len(row.values) == row.outcome.n}
+  partial = {
+    row.name
+    for row in ranking.rows
+    if row.compared_with and not row.is_base and not {row.name, row.compared_with} <= whole
+  }
   if is_tested:
-    whole = {row.name for row in ranking.rows if row.outcome and len(row.values) == row.outcome.n}
     bases = {row.name: row.compared_with for row in ranking.rows if row.compared_with}
     for x, of_arms in values.items():
       known = {arm: seeds for arm, seeds in of_arms.items() if seeds and arm in whole}
@@ -91,4 +100,4 @@ def compare_at_each_x(
       findings |= {(x, arm): finding for arm, finding in found.items()}
       within[x] = analysis.within if found else None
       noisy[x] = analysis.noisy
-  return MetricTests(values, findings, within, noisy)
+  return MetricTests(values, findings, partial, within, noisy)
