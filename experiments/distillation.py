@@ -61,6 +61,7 @@ def get_study(arg: str = '') -> Study:
     },
     seeds=4,
     learning_rates=(2e-3, 4e-3, 8e-3),
+    rates_beyond=2,
     equal_within=0.01,
     measures=('split("test")', 'parts', 'initialization'),
   )
