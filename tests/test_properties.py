@@ -6,6 +6,7 @@ import keyword
 import math
 
 import numpy as np
+import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -177,7 +178,7 @@ def test_a_pair_is_in_the_narrowest_bucket_that_holds_it(lengths, length, least,
 
 # The chunks of the loss.
 @given(st.integers(1, 8), st.integers(1, 48), st.integers(0, 400))
-def test_chunks_of_the_loss_are_equal_and_hold_every_token_once(rows, length, chunk):
+def test_chunks_of_the_loss_are_equal_and_as_large_as_allowed(rows, length, chunk):
   pieces = chunk_count(rows, length, chunk)
   assert length % pieces == 0
   if chunk:
@@ -187,9 +188,15 @@ def test_chunks_of_the_loss_are_equal_and_hold_every_token_once(rows, length, ch
     assert not fewer or math.ceil(rows * length / fewer[-1]) > chunk
   else:
     assert pieces == 1
+
+
+# Not at random, as every shape is compiled.
+@pytest.mark.parametrize('rows, length, pieces', [(1, 1, 1), (3, 12, 1), (3, 12, 4), (2, 5, 5)])
+def test_chunks_hold_every_token_once(rows, length, pieces):
   x = np.arange(rows * length * 2).reshape(rows, length, 2)
   split = split_into_chunks(x, pieces)
   assert split.shape == (pieces, rows, length // pieces, 2)
+  np.testing.assert_array_equal(split[-1, 0], x[0, length - length // pieces :])
   np.testing.assert_array_equal(merge_chunks(split), x)
 
 

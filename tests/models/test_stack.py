@@ -165,8 +165,8 @@ def costly(jaxpr):
     dict(feed_forward='gelu', feed_forward_width=80),
     dict(kernel='chunked(4, 4)', feed_forward='swiglu'),
     dict(mixer='mamba', position='none', feed_forward='none'),
-    dict(mixer='mamba2(state=4)', position='none', feed_forward='none'),
-    dict(feed_forward='mixture_of_experts(experts=2)'),
+    pytest.param(dict(mixer='mamba2(state=4)', position='none', feed_forward='none'), marks=pytest.mark.slow),
+    pytest.param(dict(feed_forward='mixture_of_experts(experts=2)'), marks=pytest.mark.slow),
   ],
   ids=lambda fields: fields.get('mixer', fields.get('kernel', fields.get('feed_forward'))),
 )
