@@ -136,7 +136,7 @@ def _warn_of_crossing_curves(results: dict, ranking: Ranking) -> Iterator[str]:
   Where one of the two ended early, their common steps are not the training.
   """
   ended, curves, within = arms_ended_early(results), mean_curves(results), ranking.findings.analysis.within
-  rows = [row for row in ranking.rows if row.name in curves and row.name not in ended]
+  rows = [row for row in ranking.rows if row.compared_with and row.name in curves and row.name not in ended]
   pairs = [pair for pair in itertools.combinations(rows, 2) if pair[0].compared_with == pair[1].compared_with]
   found = []
   for a, b in sorted(pairs, key=lambda pair: not (pair[0].is_base or pair[1].is_base)):
