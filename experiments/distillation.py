@@ -7,8 +7,8 @@ Source:    Hinton et al. 2015, §2 (softened predictions); Sanh et al. 2019, Dis
 Needs:     a teacher of four layers: `tfm train --config=experiments/distillation.py --workdir=runs/teacher`.
 Command:   tfm ablate experiments/distillation.py --workdir=runs/distillation
            tfm ablate experiments/distillation.py:TEACHER --workdir=runs/distillation     (another path)
-Cost:      1:01 h, and 10 minutes for the teacher, on 2 CPU cores (x86_64) with other work beside it.
-Expected:  taught is better than alone by 0.034 nats a byte, from its teacher's layers by 0.426, both by 0.465
+Cost:      0:49 h, and 16 minutes for the teacher, on 2 CPU cores (x86_64) with other work beside it.
+Expected:  taught is better than alone by 0.036 nats a byte, from its teacher's layers by 0.433, both by 0.470
            (docs/results/studies/distillation.md).
 """
 
