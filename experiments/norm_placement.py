@@ -8,7 +8,7 @@ Cost:      1:41 h on 2 CPU cores (x86_64, AVX-512), with --jobs=2 and other work
 Expected:  with warm-up post-norm is ahead of pre-norm by 0.097 nats in 12 layers, at once by 0.198, and by
            0.119 in 2 layers at once; it collapses in 12 layers from a rate of 0.008 on, at once from 0.004
            on, and pre-norm at none; sandwich norms are behind (docs/results/studies/norm_placement.md).
-           At the edge of a collapse, where rates are taken now, some 0.14 in 12 layers and 0.156 in 2 at once;
+           At the edge of a collapse, where rates are taken now, 0.14 in 12 layers and 0.156 in 2 at once;
            there one of five seeds of post-norm in 2 layers with warm-up collapses.
 """
 
