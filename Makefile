@@ -32,6 +32,8 @@ $(VENV)/installed: setup.cfg constraints.txt
 
 install: $(VENV)/installed
 
+# Small models train faster on CPUs with huge pages (docs/how-to/devices.md).
+demo: export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 demo: $(VENV)/installed
 	$(VENV)/bin/tfm ablate experiments/position.py:demo --workdir=$(RUN)
 

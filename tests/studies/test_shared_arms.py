@@ -69,6 +69,27 @@ def test_each_process_has_its_slice_and_no_jobs(tmp_path, monkeypatch, flag):
   assert cores == jobs.share_cores(2)
 
 
+@pytest.mark.parametrize(('before', 'tunables'), [(None, jobs.HUGE_PAGES), ('glibc.malloc.perturb=1',) * 2])
+def test_processes_have_huge_pages_unless_the_environment_says_otherwise(
+  tmp_path, monkeypatch, before, tunables
+):
+  given = []
+
+  class Process:
+    def __init__(self, command, env, **_):
+      given.append(env['GLIBC_TUNABLES'])
+
+    def wait(self):
+      return 0
+
+  monkeypatch.setattr(jobs.subprocess, 'Popen', Process)
+  monkeypatch.delenv('GLIBC_TUNABLES', raising=False)
+  if before:
+    monkeypatch.setenv('GLIBC_TUNABLES', before)
+  assert jobs.run_jobs(['ablate', 'which.py', '--jobs=2'], 2, tmp_path) == []
+  assert given == [tunables] * 2
+
+
 @pytest.mark.parametrize(
   ('cores', 'count', 'shares'),
   [

@@ -20,6 +20,11 @@ from tfm.studies.study import Study
 from tfm.training.progress_line import print_status
 
 
+# For glibc: huge pages. A step takes its temporaries anew from the system, and that of a small model spends a
+# seventh of its time on page faults (docs/results/speed.md).
+HUGE_PAGES = 'glibc.malloc.hugetlb=1'
+
+
 def use_cpu_cores_as_devices(study: Study) -> None:
   """Makes each CPU core a JAX device, because seeds are distributed over devices.
 
@@ -95,7 +100,7 @@ def pinned_to(cores: set[int]) -> Iterator[None]:
 def run_jobs(words: Sequence[str], jobs: int, workdir: pathlib.Path) -> list[int]:
   """Runs a command in several processes, each with a slice of the arms and a share of the CPU cores.
 
-  Their output goes to DIR/jobs.
+  Their output goes to DIR/jobs. Their arrays are in huge pages, unless the environment sets GLIBC_TUNABLES.
 
   Args:
     words: the command, with its flag --jobs.
@@ -109,7 +114,7 @@ def run_jobs(words: Sequence[str], jobs: int, workdir: pathlib.Path) -> list[int
   folder = workdir / 'jobs'
   folder.mkdir(parents=True, exist_ok=True)
   print_status(f'{jobs} processes; their output: {folder}/0.txt …')
-  processes, environment = [], dict(os.environ)
+  processes, environment = [], dict(GLIBC_TUNABLES=HUGE_PAGES) | os.environ
   # A flag is given once.
   own = [
     word
