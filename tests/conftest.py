@@ -139,3 +139,13 @@ def tiny(book):
     return resolve_config(config)
 
   return make
+
+
+@pytest.fixture(scope='session')
+def tiny_run(tiny, tmp_path_factory):
+  """The folder of a run of `tiny()`, with checkpoints of steps 3 and 6; a test that changes it copies it."""
+  from tfm.runs.train import train
+
+  folder = tmp_path_factory.mktemp('tiny') / 'run'
+  train(tiny(), folder)
+  return folder

@@ -44,7 +44,7 @@ def test_importing_tfm_imports_no_other_package(tmp_path):
   assert packages(modules) - packages(plain) - sys.stdlib_module_names == {'tfm'}
 
 
-@pytest.mark.sampled(20)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize(
   'words, refusal',
   [

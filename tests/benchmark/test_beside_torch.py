@@ -66,14 +66,16 @@ def test_encoder_decoders_train(name, monkeypatch):
   assert encoder_decoder.main(name) > 0
 
 
+# The others compile what these do, of other shapes, or are a sampled or a beam search that others test.
+FAST = ('decoding', '8', '1'), ('training', '2', 'flags=auto ynnpack', 'length=8')
+
+
 @pytest.mark.parametrize(
   'arguments',
   [
-    *compare_gpt2.MEASUREMENTS.values(),
-    ('training', '2', 'save("attention")'),
-    ('training', '2', 'flags=auto ynnpack', 'length=8'),
+    pytest.param(words, marks=() if words in FAST else pytest.mark.slow, id=' '.join(words))
+    for words in (*compare_gpt2.MEASUREMENTS.values(), ('training', '2', 'save("attention")'), FAST[1])
   ],
-  ids=' '.join,
 )
 def test_gpt2_is_measured_as_the_command_says(arguments, monkeypatch, capsys):
   monkeypatch.setattr(gpt2, 'SHAPE', dict(layers=1, width=16, heads=2, length=16, vocab=32))

@@ -2,9 +2,12 @@
 
 import argparse
 
+import pytest
+
 from tfm.benchmark import compare_remat, remat
 
 
+@pytest.mark.slow  # tests/models/test_stack.py counts what is stored
 def test_the_step_without_a_policy_has_smaller_temporaries(monkeypatch):
   model = dict(layers=3, width=64, heads=2, feed_forward='gelu_tanh')
   monkeypatch.setitem(remat.MODELS, 'gpt2', (model, 4, 64))

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import shutil
 import threading
 import time
 
@@ -14,15 +15,14 @@ from tfm.commands import cli
 from tfm.config.load import to_json
 from tfm.runs import summary, watch
 from tfm.runs.lock import lock_workdir
-from tfm.runs.train import train
 from tfm.training.metrics import MetricsLog
 
 
 @pytest.fixture(scope='module')
-def folder(tmp_path_factory, tiny):
+def folder(tmp_path_factory, tiny, tiny_run):
   """A folder of runs: one that was trained, and others that only have its files."""
   runs = tmp_path_factory.mktemp('runs')
-  train(tiny(), runs / 'trained')
+  shutil.copytree(tiny_run, runs / 'trained')
   rows = [(step, 'train', dict(loss=6.0 - step / 10, step_seconds=0.5)) for step in (1, 2)]
   diverged = [*rows, (3, 'train', dict(diverged='train loss is nan at step 3; that step is not saved'))]
   write_run(runs / 'study/arms/alibi/seed0', tiny(**{'model.position': 'alibi'}), rows)

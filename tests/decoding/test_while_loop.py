@@ -1,5 +1,6 @@
 """The loop that changes its caches in place: it is a loop of JAX, and no token copies a cache."""
 
+import functools
 import re
 
 import jax
@@ -15,9 +16,10 @@ from tfm.decoding.while_loop import while_loop
 
 
 SLOTS = 48
+slow = functools.partial(pytest.param, marks=pytest.mark.slow)
 
 
-@pytest.mark.parametrize('rows, kv_heads', [(1, 4), (1, 1), (8, 4), (8, 1)])
+@pytest.mark.parametrize('rows, kv_heads', [(1, 4), slow(1, 1), slow(8, 4), (8, 1)])
 def test_no_token_copies_a_cache(rows, kv_heads):
   model, params = unroll_layers(*tiny_model(kv_heads=kv_heads))
   state = loop.State(
@@ -31,7 +33,7 @@ def test_no_token_copies_a_cache(rows, kv_heads):
   assert not copied_caches(text, SLOTS)
 
 
-@pytest.mark.parametrize('rows', [1, 8])
+@pytest.mark.parametrize('rows', [slow(1), 8])
 def test_no_step_of_a_beam_search_copies_a_cache(rows, monkeypatch):
   model, params = unroll_layers(*tiny_model())
   run_steps, texts = beam.run_steps, []

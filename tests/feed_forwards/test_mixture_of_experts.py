@@ -64,20 +64,21 @@ def require_same_gradients(module, dense, params):
     assert size > 0
 
 
+slow = lambda settings: pytest.param(settings, marks=pytest.mark.slow)
 SETTINGS = [
   dict(),
   dict(top_k=1, normalize=False),
   dict(top_k=3, normalize=False, scale=2.5),
   dict(experts=1, top_k=1),
-  dict(top_k=4),
+  slow(dict(top_k=4)),
   dict(experts=40, top_k=5),
-  dict(capacity=1.0),
-  dict(top_k=1, normalize=False, capacity=0.7),
+  slow(dict(capacity=1.0)),
+  slow(dict(top_k=1, normalize=False, capacity=0.7)),
   dict(top_k=3, capacity=0.5),
   dict(capacity=1e-3),
   dict(experts=40, top_k=5, capacity=1.25),
   dict(capacity=100.0),
-  dict(gate='sigmoid'),
+  slow(dict(gate='sigmoid')),
   dict(gate='sigmoid', top_k=1, normalize=False, capacity=0.7),
 ]
 
@@ -95,7 +96,12 @@ def test_equals_the_formula(settings):
 
 @pytest.mark.parametrize(
   'settings',
-  [dict(), dict(top_k=3, normalize=False), dict(capacity=0.8), dict(experts=2, top_k=1, normalize=False)],
+  [
+    dict(),
+    slow(dict(top_k=3, normalize=False)),
+    dict(capacity=0.8),
+    dict(experts=2, top_k=1, normalize=False),
+  ],
   ids=str,
 )
 def test_gradients_equal_those_of_the_dense_mixture(settings):

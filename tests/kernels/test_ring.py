@@ -103,7 +103,7 @@ def test_zigzag_exchange_and_its_inverse():
     np.testing.assert_array_equal(exchange_and_invert(x), x)
 
 
-@pytest.mark.parametrize('devices', [2, 4])
+@pytest.mark.parametrize('devices', [pytest.param(2, marks=pytest.mark.slow), 4])
 def test_keys_are_sent_to_every_other_device_once(devices):
   """In either pass with their values, positions and segments; the gradients of both come home."""
   sizes = dict(sequence=devices, data=-1)

@@ -74,7 +74,7 @@ CASES = [
 ]
 
 
-@pytest.mark.sampled(14)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize('pieces', [None, (1, 3, 1, 4, 1)], ids=['whole', 'cached'])
 @pytest.mark.parametrize('text, model, forward', CASES, ids=lambda x: str(x) if isinstance(x, str) else '')
 def test_formula(text, model, forward, pieces):
@@ -88,7 +88,7 @@ def test_formula(text, model, forward, pieces):
   np.testing.assert_allclose(y[REAL], expected[REAL], rtol=2e-5, atol=2e-5 * np.abs(expected).max())
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize('pieces', [None, (1, 3, 1, 4, 1)], ids=['whole', 'cached'])
 @pytest.mark.parametrize('text', dict.fromkeys(text for text, _, _ in CASES))
 def test_bfloat16(text, pieces):

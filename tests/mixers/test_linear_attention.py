@@ -85,9 +85,7 @@ def apply(module, params, cache=None):
   return module.apply({'params': params}, jnp.asarray(X, jnp.float32), None, make_context(), cache)
 
 
-@pytest.mark.parametrize(
-  'chunk', [pytest.param(1, marks=pytest.mark.slow), 4, 5, pytest.param(64, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize('chunk', [5, *(pytest.param(chunk, marks=pytest.mark.slow) for chunk in (1, 4, 64))])
 @pytest.mark.parametrize('mask', ['causal', 'full'])
 @pytest.mark.parametrize('position', ['none', 'rope'])
 def test_linear_equals_the_formula(position, mask, chunk):

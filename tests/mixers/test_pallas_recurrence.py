@@ -42,16 +42,21 @@ def arrays(B=2, T=37, H=4, K=2, C=5, E=7, V=4, decay=1.0, reads=False):
 
 
 def token_by_token(q, k, v, log_decay, first, state, read=None):
-  H, outputs = log_decay.shape[2], []
+  H, index = log_decay.shape[2], jnp.arange(q.shape[1])
   q, k, v, read = (x if x is None else jnp.repeat(x, H // x.shape[2], 2) for x in (q, k, v, read))
-  for t in range(q.shape[1]):
+
+  def step(carry, token):
+    (state, before), (t, q, k, v, log_decay, first, read) = carry, token
     if read is not None:
-      before = state if t % KERNEL.block == 0 else before
-      v = v.at[:, t].add(-jnp.einsum('bhc,bhce->bhe', read[:, t], before))
-    state = jnp.where(first[:, t, None, None, None], 0, state)
-    state = jnp.exp(log_decay[:, t])[..., None, None] * state + k[:, t, :, :, None] * v[:, t, :, None]
-    outputs.append(jnp.einsum('bhc,bhce->bhe', q[:, t], state))
-  return state, jnp.stack(outputs, 1)
+      before = jnp.where(t % KERNEL.block == 0, state, before)
+      v = v - jnp.einsum('bhc,bhce->bhe', read, before)
+    state = jnp.where(first[:, None, None, None], 0, state)
+    state = jnp.exp(log_decay)[..., None, None] * state + k[..., None] * v[:, :, None]
+    return (state, before), jnp.einsum('bhc,bhce->bhe', q, state)
+
+  tokens = jax.tree.map(lambda x: x.swapaxes(0, 1), (q, k, v, log_decay, first, read))
+  (state, _), outputs = jax.lax.scan(step, (state, state), (index, *tokens))
+  return state, outputs.swapaxes(0, 1)
 
 
 def pull(scan, q, k, v, log_decay, first, state, read=None):

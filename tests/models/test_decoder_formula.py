@@ -16,7 +16,7 @@ POSITIONS = np.array([[*range(7), *range(5)], [0, 0, *range(8), 0, 0]])
 SHARED = dict(pattern=('own', 'other'), blocks=dict(own={}, other=dict(own_keys=False)))
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(
   'model',
   [

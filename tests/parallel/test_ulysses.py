@@ -31,7 +31,7 @@ def test_equals_dense_on_one_device(name, sizes):
   close(call_on_mesh(sizes, text, case), call('dense', case), TOLERANCE['float32'])
 
 
-@pytest.mark.parametrize('name', ['dropout', 'dropout with sinks'])
+@pytest.mark.parametrize('name', ['dropout', pytest.param('dropout with sinks', marks=pytest.mark.slow)])
 def test_drops_the_weights_that_one_device_drops(name):
   case = DROPPED[name]
   close(call_on_mesh(SIZES[0], 'chunked(queries=2, keys=3)', case), call('dense', case), TOLERANCE['float32'])
@@ -44,8 +44,15 @@ def test_a_kernel_that_needs_whole_rows_has_them(kv_heads):
   close(call_on_mesh(SIZES[0], 'cudnn("xla")', case), call('dense', case), TOLERANCE['float32'])
 
 
-@pytest.mark.parametrize('text', ['chunked', 'chunked(queries=4, keys=3)'])
-@pytest.mark.parametrize('name', ['multi-head', 'multi-query window'])
+@pytest.mark.parametrize(
+  'name, text',
+  [
+    ('multi-head', 'chunked(queries=4, keys=3)'),
+    ('multi-query window', 'chunked'),
+    pytest.param('multi-head', 'chunked', marks=pytest.mark.slow),
+    pytest.param('multi-query window', 'chunked(queries=4, keys=3)', marks=pytest.mark.slow),
+  ],
+)
 def test_nothing_is_gathered(name, text):
   """q, k, v and the output are exchanged, and their gradients."""
   run, arguments = function_on_mesh(text, CASES[name])

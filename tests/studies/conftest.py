@@ -15,7 +15,7 @@ RATES = dict(rates=(1e-3, 3e-3), rungs=(1e-3, 3e-3, 1e-2, 3e-2))
 def get_study(arg=''):
   config = ConfigDict()
   config.data = dict(source="text({book!r})", tokenizer='bytes', length=16)
-  config.model = dict(layers=1, width=16, heads=2)
+  config.model = dict(layers=1, width=16, heads=2, scan=False)
   config.optimizer = dict(learning_rate=3e-3, warmup=2)
   config.training = dict(steps=4, batch_size=8, log_every=1, evaluate_every=2, evaluation_batches=2)
   arms = {{'rope': {{'model.position': 'rope'}}, 'learned': {{'model.position': 'learned'}}}}
@@ -25,7 +25,7 @@ def get_study(arg=''):
     arms['twice'] = {{'optimizer.learning_rate': 6e-3}}
   return Study(question='Which?', config=config, base='rope', arms=arms, seeds=2,
                learning_rates=RATES.get(arg, ()), rungs=(0.5,) if arg == 'rungs' else (),
-               measures=('lengths((8, 16, 32), targets=64)',))
+               measures=('lengths((16, 32), targets=64)',))
 """
 
 

@@ -79,14 +79,6 @@ def test_a_state_is_read_into_the_shardings_of_another_mesh(tmp_path):
   assert jax.tree.map(lambda x: x.sharding, restored) == jax.tree.map(lambda x: x.sharding, expected)
 
 
-@pytest.fixture(scope='module')
-def trained(tiny, tmp_path_factory):
-  """A run with the checkpoints 3 and 6."""
-  workdir = tmp_path_factory.mktemp('trained')
-  train(tiny(), workdir)
-  return workdir
-
-
 def largest(folder):
   return max((path for path in folder.rglob('*') if path.is_file()), key=lambda path: path.stat().st_size)
 
@@ -115,9 +107,9 @@ DAMAGES = (flip, 'SHA-256'), (shorten, 'bytes and had'), (pathlib.Path.unlink, '
   ],
 )
 def test_a_damaged_checkpoint_is_refused_by_name_and_the_one_before_is_offered(
-  trained, tiny, tmp_path, part, damage, expected_message
+  tiny_run, tiny, tmp_path, part, damage, expected_message
 ):
-  workdir = shutil.copytree(trained, tmp_path / 'run')
+  workdir = shutil.copytree(tiny_run, tmp_path / 'run')
   path = largest(workdir / 'checkpoints' / '6' / part)
   damage(path)
   with pytest.raises(ValueError) as error:
@@ -135,8 +127,8 @@ def test_a_damaged_checkpoint_is_refused_by_name_and_the_one_before_is_offered(
 
 
 @pytest.mark.parametrize('content', ['', '{"params/a": [1', '[]', '{"params/a": 1}', '\0'])
-def test_digests_that_cannot_be_read_are_damage_of_their_checkpoint(trained, tiny, tmp_path, content):
-  workdir = shutil.copytree(trained, tmp_path / 'run')
+def test_digests_that_cannot_be_read_are_damage_of_their_checkpoint(tiny_run, tiny, tmp_path, content):
+  workdir = shutil.copytree(tiny_run, tmp_path / 'run')
   path = workdir / 'checkpoints' / '6' / file_hashes.FILE
   path.write_text(content)
   for read in (lambda: runs.load(workdir), lambda: train(tiny(), workdir)):
@@ -149,18 +141,18 @@ def test_digests_that_cannot_be_read_are_damage_of_their_checkpoint(trained, tin
 
 
 @pytest.mark.slow
-def test_training_goes_on_from_the_one_before(trained, tiny, tmp_path):
-  workdir = shutil.copytree(trained, tmp_path / 'run')
+def test_training_goes_on_from_the_one_before(tiny_run, tiny, tmp_path):
+  workdir = shutil.copytree(tiny_run, tmp_path / 'run')
   flip(largest(workdir / 'checkpoints' / '6' / 'rest'))
   shutil.rmtree(workdir / 'checkpoints' / '6')
   train(tiny(), workdir)
   for path in ('params', 'rest'):
-    a, b = (Checkpoints(place).manager.restore(6)[path] for place in (workdir, trained))
+    a, b = (Checkpoints(place).manager.restore(6)[path] for place in (workdir, tiny_run))
     jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
-def test_every_file_of_a_checkpoint_has_its_digest(trained):
-  folder = trained / 'checkpoints' / '6'
+def test_every_file_of_a_checkpoint_has_its_digest(tiny_run):
+  folder = tiny_run / 'checkpoints' / '6'
   reported = file_hashes.read_digests(folder)
   found = {str(path.relative_to(folder)) for path in folder.rglob('*') if path.is_file()}
   assert found - set(reported) == {file_hashes.FILE, *file_hashes.WRITTEN_LATER}
@@ -169,8 +161,8 @@ def test_every_file_of_a_checkpoint_has_its_digest(trained):
   )
 
 
-def test_a_checkpoint_without_digests_is_read_with_a_notice(trained, tmp_path, capsys):
-  workdir = shutil.copytree(trained, tmp_path / 'run')
+def test_a_checkpoint_without_digests_is_read_with_a_notice(tiny_run, tmp_path, capsys):
+  workdir = shutil.copytree(tiny_run, tmp_path / 'run')
   path = workdir / 'checkpoints' / '6' / file_hashes.FILE
   path.unlink()
   assert runs.load(workdir).step == 6
@@ -181,9 +173,9 @@ def test_a_checkpoint_without_digests_is_read_with_a_notice(trained, tmp_path, c
 
 
 @pytest.mark.parametrize('part', ['run/metadata', 'params'])
-def test_one_without_digests_that_is_damaged_is_named(trained, tmp_path, part):
+def test_one_without_digests_that_is_damaged_is_named(tiny_run, tmp_path, part):
   """Nothing finds the damage before Orbax does."""
-  workdir = shutil.copytree(trained, tmp_path / 'run')
+  workdir = shutil.copytree(tiny_run, tmp_path / 'run')
   step = workdir / 'checkpoints' / '6'
   (step / file_hashes.FILE).unlink()
   largest = max(
@@ -217,8 +209,8 @@ def empty(folder):
     ),
   ],
 )
-def test_a_changed_folder_is_refused_by_name(trained, tiny, tmp_path, damage, message):
-  workdir = shutil.copytree(trained, tmp_path / 'run')
+def test_a_changed_folder_is_refused_by_name(tiny_run, tiny, tmp_path, damage, message):
+  workdir = shutil.copytree(tiny_run, tmp_path / 'run')
   damage(workdir / 'checkpoints' / '6')
   with pytest.raises(ValueError, match=message):
     runs.load(workdir)

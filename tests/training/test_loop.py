@@ -33,22 +33,30 @@ def test_a_nan_names_metric_and_step_and_leaves_the_last_good_checkpoint(tiny, t
   assert (run.state, run.step, run.reason) == ('diverged', failed, str(error.value))
 
 
-def test_what_a_run_leaves_behind(tiny, tmp_path):
-  train(tiny(**{'training.profile': 2}), tmp_path)
-  rows = [json.loads(line) for line in (tmp_path / 'metrics.jsonl').read_text().splitlines()]
+@pytest.fixture(scope='module')
+def trained(tiny, tmp_path_factory):
+  """The folder of a run, and what was shown of its progress."""
+  folder, shown = tmp_path_factory.mktemp('trained'), []
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(progress_line.Lines, 'show_progress', lambda self, progress: shown.append(progress))
+    train(tiny(**{'training.profile': 2}), folder)
+  return folder, shown
+
+
+def test_what_a_run_leaves_behind(trained):
+  folder, _ = trained
+  rows = [json.loads(line) for line in (folder / 'metrics.jsonl').read_text().splitlines()]
   assert [r['step'] for r in rows if r['split'] == 'train'] == [1, 2, 3, 4, 5, 6]
   assert [r['step'] for r in rows if r['split'] == 'validation'] == [3, 6]
   assert {'loss', 'bits_per_byte', 'perplexity', 'accuracy', 'tokens'} <= rows[-1].keys()
-  assert json.loads((tmp_path / 'config.json').read_text())['model']['kv_heads'] == 4
-  assert 'content hash' in (tmp_path / 'log.txt').read_text()
-  assert (tmp_path / 'curves.png').read_bytes().startswith(b'\x89PNG')
-  assert list((tmp_path / 'profile').rglob('*.xplane.pb'))
+  assert json.loads((folder / 'config.json').read_text())['model']['kv_heads'] == 4
+  assert 'content hash' in (folder / 'log.txt').read_text()
+  assert (folder / 'curves.png').read_bytes().startswith(b'\x89PNG')
+  assert list((folder / 'profile').rglob('*.xplane.pb'))
 
 
-def test_each_step_is_shown_with_the_number_of_all(tiny, tmp_path, monkeypatch):
-  shown = []
-  monkeypatch.setattr(progress_line.Lines, 'show_progress', lambda self, progress: shown.append(progress))
-  train(tiny(), tmp_path)
+def test_each_step_is_shown_with_the_number_of_all(trained):
+  _, shown = trained
   assert sorted({(progress.step, progress.steps) for progress in shown}) == [(i, 6) for i in range(1, 7)]
   validated = [progress.validation and progress.validation[0] for progress in shown]
   assert list(dict.fromkeys(validated)) == [None, 3, 6]
@@ -75,11 +83,9 @@ def test_a_broken_line_of_metrics_is_named(tmp_path, line):
   assert metrics.read(path) == [dict(step=1, split='train')]
 
 
-def test_evaluation_counts_every_token_once(tiny, tmp_path):
+def test_evaluation_counts_every_token_once(trained):
   """Whatever the batch size, and in agreement with the corpus."""
-  config = tiny(**{'training.steps': 2, 'training.evaluate_every': 2})
-  train(config, tmp_path)
-  run = runs.load(tmp_path)
+  run = runs.load(trained[0])
   results = []
   for size in (8, 16):
     run.config.training.batch_size = size

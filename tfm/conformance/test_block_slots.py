@@ -63,7 +63,7 @@ def close(a, b):
 
 @pytest.mark.parametrize('slot, text', QUICK_FIRST)
 class TestModel:
-  @pytest.mark.sampled(6)
+  @pytest.mark.sampled(5)
   def test_it_is_causal_and_gradients_are_finite(self, slot, text):
     gradients = tiny(slot, text).influence(np.arange(LENGTH), np.ones(LENGTH))
     require_finite(gradients, f'gradients of {text}')
@@ -74,7 +74,7 @@ class TestModel:
       require_no_influence(gradients, later, text)
     require_influence(gradients, np.eye(LENGTH, dtype=bool), text)
 
-  @pytest.mark.sampled(6)
+  @pytest.mark.sampled(5)
   def test_packed_and_padded_documents_have_the_logits_of_each_alone(self, slot, text):
     a, b = TOKENS[:7], TOKENS[7:]
     packed, padded = row(a, b), row((PAD, 3), a, (PAD, 2))
@@ -84,7 +84,7 @@ class TestModel:
       require_same_logits(together[0, packed[1][0]], alone[0], text, 'before another document in its row')
     require_same_logits(together[1, padded[1][0]], alone[0], text, 'between padding')
 
-  @pytest.mark.sampled(6)
+  @pytest.mark.sampled(5)
   def test_scanned_layers_equal_unrolled_layers(self, slot, text):
     scanned = tiny(slot, text)
     model, params = unroll_layers(scanned.model, scanned.params)
@@ -101,7 +101,7 @@ class TestModel:
     equal_on(Sharded(**fields(slot, text)), axes((2, 2, 2)))
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
   'slot, text',
   [

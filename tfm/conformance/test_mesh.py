@@ -55,7 +55,7 @@ class Sharded:
     self.rules = sharding.parse_rules(self.config.rules)
     self.model = Experiment(self.config).build_model(VOCAB, causal=False)
     self.boxes = boxed(self.model)
-    self.params = parameters(self.model)
+    self.params = parameters(self.model, boxes=self.boxes)
 
   @functools.cached_property
   def alone(self):

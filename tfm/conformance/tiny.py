@@ -79,7 +79,7 @@ def boxed(model, rows=1, length=LENGTH):
   return params
 
 
-def parameters(model, seed=0, scale=0.4):
+def parameters(model, seed=0, scale=0.4, boxes=None):
   """Parameters drawn from N(·, scale²) on the host, the vectors of norms about 1.
 
   Not the initializers' own: what starts at zero or close to it hides mistakes.
@@ -90,7 +90,8 @@ def parameters(model, seed=0, scale=0.4):
     about = 1.0 if path[-1].key == 'scale' else 0.0
     return jnp.asarray(about + scale * draw.standard_normal(box.value.shape), jnp.float32)
 
-  return jax.tree_util.tree_map_with_path(make, boxed(model), is_leaf=lambda x: hasattr(x, 'names'))
+  boxes = boxed(model) if boxes is None else boxes
+  return jax.tree_util.tree_map_with_path(make, boxes, is_leaf=lambda x: hasattr(x, 'names'))
 
 
 class Tiny:

@@ -58,6 +58,7 @@ def test_mixers_accept_flax_initializers(text):
   assert not any((leaf == 0.25).all() for leaf in jax.tree.leaves(init(make(), X)))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
   'position', ['rope', 'alibi', 't5', 'learned', 'sinusoidal', 'transformer_xl', 'none']
 )

@@ -13,13 +13,6 @@ from tfm.studies.measures import initialization
 from tfm.training import metrics
 
 
-@pytest.fixture(scope='module')
-def folder(tiny, tmp_path_factory):
-  folder = tmp_path_factory.mktemp('start')
-  train(tiny(), folder)
-  return folder
-
-
 def test_mean_cosine_equals_a_loop_over_pairs():
   x = np.random.default_rng(0).normal(size=(2, 5, 3))
   real = np.array([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]], bool)
@@ -44,9 +37,9 @@ def test_initialization_is_where_training_starts(tiny, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('changes', [{}, {'lora.rank': 2}, {'optimizer.frozen': 'mixer'}])
-def test_initialization_of_a_run_that_starts_from_another(folder, tiny, tmp_path, changes):
+def test_initialization_of_a_run_that_starts_from_another(tiny_run, tiny, tmp_path, changes):
   """It starts where the other ended; of the gradient counts what is trained."""
-  train(tiny(**{'init_from': str(folder), 'optimizer.learning_rate': 1e-30}, **changes), tmp_path)
+  train(tiny(**{'init_from': str(tiny_run), 'optimizer.learning_rate': 1e-30}, **changes), tmp_path)
   run = runs.load(tmp_path)
   same = functools.partial(np.testing.assert_allclose, atol=1e-20)
   jax.tree.map(same, initialization.init_params(run), run.params)

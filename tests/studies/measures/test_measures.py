@@ -21,15 +21,8 @@ from tfm.studies.measures.protocol import build_measure
 
 
 @pytest.fixture(scope='module')
-def folder(tiny, tmp_path_factory):
-  folder = tmp_path_factory.mktemp('measured')
-  train(tiny(), folder)
-  return folder
-
-
-@pytest.fixture(scope='module')
-def run(folder):
-  return runs.load(folder)
+def run(tiny_run):
+  return runs.load(tiny_run)
 
 
 def measure_run(text, run, params=None):
@@ -259,9 +252,9 @@ def test_needle_requires_a_needle_run(run):
 
 
 @pytest.mark.slow
-def test_parts_add_up_to_the_validation(run, folder):
+def test_parts_add_up_to_the_validation(run, tiny_run):
   """Whatever their number: tokens add up, and the mean loss by tokens is that of the last validation."""
-  expected = store.final_metrics(folder)
+  expected = store.final_metrics(tiny_run)
   for count in (1, 2, 64):
     found = measure_run(f'parts(count={count})', run)
     tokens, losses = found['tokens_in_part'], found['loss_in_part']
