@@ -100,7 +100,9 @@ def test_unrolling_keeps_the_function(pattern, prompts):
   )
 
 
-@pytest.mark.parametrize('sampling', [Sampling(), SAMPLED], ids=['greedy', 'sampled'])
+@pytest.mark.parametrize(
+  'sampling', [pytest.param(Sampling(), marks=pytest.mark.slow), SAMPLED], ids=['greedy', 'sampled']
+)
 def test_a_row_does_not_depend_on_its_batch(tiny, prompts, sampling):
   options = dict(max_tokens=16, eos=0, sampling=sampling, seed=5)
   together = loop.generate_all(*tiny, prompts, **options)

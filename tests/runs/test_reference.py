@@ -20,11 +20,9 @@ from tfm.training.metrics import read
 
 
 @pytest.fixture(scope='module')
-def teacher(tiny, tmp_path_factory):
+def teacher(tiny_run):
   """The directory of a run of two checkpoints, steps 3 and 6."""
-  workdir = tmp_path_factory.mktemp('teacher') / 'run'
-  training.train(tiny(**{'model.layers': 1}), str(workdir))
-  return workdir
+  return tiny_run
 
 
 def student(tiny, teacher, **fields):
@@ -51,7 +49,7 @@ def test_a_resume_reads_the_same_teacher_which_no_checkpoint_has(tiny, teacher, 
 
   shutil.copytree(tmp_path / 'whole', tmp_path / 'part')
   shutil.rmtree(tmp_path / 'part' / 'checkpoints' / '6')
-  more = tiny(**{'model.layers': 1, 'training.steps': 9})
+  more = tiny(**{'training.steps': 9})
   training.train(more, str(tmp_path / 'longer'))  # a later step of the teacher appears
   shutil.copytree(tmp_path / 'longer' / 'checkpoints' / '9', copy / 'checkpoints' / '9')
   training.train(config, str(tmp_path / 'part'))
@@ -91,8 +89,8 @@ def test_its_parameters_are_sharded_like_those_that_are_trained(tiny, teacher, t
     ),
     ({'objective': 'distillation({}, cosine=1.0)'}, 'width of the student is 16 and that of the teacher 32'),
     (
-      {'objective': 'distillation({}, hidden=1.0)', 'model.width': 32},
-      "2 does not divide the teacher's 1 layers",
+      {'objective': 'distillation({}, hidden=1.0)', 'model.width': 32, 'model.layers': 3},
+      "3 does not divide the teacher's 2 layers",
     ),
     ({'objective': 'distillation("nowhere")'}, "config.objective: 'nowhere' holds no run"),
     (
