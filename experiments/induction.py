@@ -5,7 +5,7 @@ Source:    Elhage et al. 2021 and Olsson et al. 2022 (induction heads are formed
            layers, and make context useful); Sanford et al. 2024 (a single layer would need a size that is
            exponentially larger); the task: Arora et al. 2023, Zoology, §4.
 Command:   tfm ablate experiments/induction.py --workdir=runs/induction
-Cost:      0:20 h on 2 CPU cores, with --jobs=2 and the four rates; with the further ones 1:20 h beside tests.
+Cost:      0:20 h on 2 CPU cores, with --jobs=2 and the four rates; with the further ones 1:05 h beside tests.
 Expected:  two layers solve six of seven seeds, one layer none, wide or not, and with smeared keys all seven;
            prefix matching of the texts is 0.77, 0.26 and 0.94 (docs/results/studies/induction.md).
 """

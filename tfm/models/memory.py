@@ -19,7 +19,7 @@ from tfm.shapes import PyTree
 VIEWS = 'reshape', 'squeeze', 'sharding_constraint', 'name'
 FREE = 'broadcast_in_dim', 'iota'
 # Of a process that makes training steps on a CPU: what is resident beside its arrays (imports, programs,
-# buffers of products), and the most while it compiles. Measured with jax 0.10.2 (docs/results/speed.md);
+# buffers of products), and about what compiling takes. Measured with jax 0.10.2 (docs/results/speed.md);
 # tests/commands/test_inspect.py measures it again.
 BESIDE_ARRAYS, COMPILING = 340 * 2**20, 520 * 2**20
 
