@@ -10,8 +10,9 @@ Cost:      1:43 h on 2 CPU cores (x86_64) with --jobs=2, beside other work; demo
            apart.
 Expected:  rope is best at the training length, ahead of fire by 0.043 nats, kerple by 0.075, t5 by 0.145 and
            alibi by 0.191; at eight times the length it is worse than no positions, kerple and alibi hold, and
-           yarn takes it from 2.67 to 1.77. demo: rope is best; alibi is worse by 0.044 nats, sinusoidal by
-           0.171.
+           yarn takes it from 2.67 to 1.77. demo: rope is best; alibi is worse by 0.101 nats, sinusoidal by
+           0.270, on the library of Python 3.11.7; on those of Debian's 3.11.2, 3.12.1 and 3.13.0 by 0.107,
+           0.096 and 0.083, sinusoidal by 0.257, 0.274 and 0.242, all with p < 0.001.
 """
 
 from ml_collections import ConfigDict
@@ -47,7 +48,7 @@ def get_study(arg: str = '') -> Study:
   config.training = dict(steps=1000, batch_size=8, evaluate_every=200, evaluation_batches=48)
   if demo:
     config.model.update(width=64)
-    config.training.update(steps=80, evaluate_every=20, evaluation_batches=12)
+    config.training.update(steps=160, evaluate_every=40, evaluation_batches=12)
   return Study(
     question='Which position scheme learns best, and which generalizes beyond the training length?',
     literature=(
@@ -61,7 +62,7 @@ def get_study(arg: str = '') -> Study:
     base='rope',
     arms={name: SCHEMES[name] for name in (DEMO if demo else SCHEMES)},
     seeds=4 if demo else 5,
-    learning_rates=(8e-3, 1.6e-2, 3.2e-2) if demo else (2e-3, 4e-3, 8e-3),
+    learning_rates=(5e-3, 1.25e-2, 3e-2) if demo else (2e-3, 4e-3, 8e-3),
     rates_beyond=0 if demo else 1,
     equal_within=0.02,
     measures=('lengths((128, 256, 512), targets=8_192)',)

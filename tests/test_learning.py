@@ -1,6 +1,7 @@
 """The model learns: held-out bits per byte against n-gram counts; and the demo decides."""
 
 import os
+import platform
 import re
 import subprocess
 import sys
@@ -51,7 +52,8 @@ def test_half_of_the_demo_beats_unigrams_and_bigrams(root, tmp_path):
 
 @pytest.mark.slow
 def test_the_demo_ends_as_the_readme_says(root, tmp_path):
-  """The same findings in the same order; digits may differ from machine to machine."""
+  """The same findings in the same order, on any Python's library; on the README's the numbers, too, but for
+  their last digits."""
   readme = (root / 'README.md').read_text(encoding='utf-8')
   quoted = ' '.join(re.findall(r'^> (.*)$', readme, re.MULTILINE))
   command = [sys.executable, '-m', 'tfm', 'ablate', 'experiments/position.py:demo', f'--workdir={tmp_path}']
@@ -60,5 +62,7 @@ def test_the_demo_ends_as_the_readme_says(root, tmp_path):
   number = re.compile(r'\d+\.\d+')
   print(quoted, report[:600], sep='\n')
   assert number.sub('#', quoted) in number.sub('#', report)
+  if f'Python {platform.python_version()}' not in readme:  # its library is another text
+    return
   found = number.findall(next(line for line in report.splitlines() if line.startswith('rope has')))
   np.testing.assert_allclose(*[[float(n) for n in ns] for ns in (found, number.findall(quoted))], atol=0.02)
