@@ -126,7 +126,7 @@ def test_a_text_that_cannot_be_read_is_one_sentence(tmp_path):
   ):
     Text(f'{tmp_path}/a.txt').open_corpus(engine.store)
   (tmp_path / 'b.txt').write_bytes(b'')
-  with pytest.raises(ValueError, match=r"b.txt'\) is empty: 1 documents without any text"):
+  with pytest.raises(ValueError, match=r"b.txt'\) is empty: it has no text at all"):
     Text(f'{tmp_path}/b.txt').open_corpus(engine.store)
 
 

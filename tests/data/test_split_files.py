@@ -94,6 +94,8 @@ def test_the_tail_of_several_files_is_that_of_them_all(tmp_path, make_source):
     ),
     ("text('{}/{{split}}.txt', tail=0.1)", r'tail=0.1 takes .* has files for each split; use one'),
     ("text('{}/empty.txt', tail=0.1)", r'is empty'),
+    ("text('{}/{{split}}.txt', splits=('train', 'empty'))", r"no text in its 'validation' split, whose"),
+    ("text('{}/{{split}}.txt', splits=('empty', 'valid'))", r"no text in its 'train' split, whose"),
     ("text('{}/one.txt', tail=0.1)", r"no documents in its 'train' split"),
     ("parallel('{}/*.txt', '{}/*.txt')", r'matches 4 files for one split: .*empty.txt, …; give one file'),
   ],

@@ -18,7 +18,7 @@ from tfm.config.schema import leaves
 from tfm.errors import require, suggest
 from tfm.spec import PositiveFloat, unsuitable_reason
 from tfm.studies import finished_runs
-from tfm.studies.study import check_direction
+from tfm.studies.study import check_direction, prefix_errors
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,7 +57,7 @@ def validate(args: argparse.Namespace) -> None:
 
 def main(args: argparse.Namespace) -> int:
   from tfm.config.assemble import Experiment
-  from tfm.studies.arms import estimate_arm
+  from tfm.studies.arms import check_same_part, estimate_arm
   from tfm.studies.report.page import write_report
   from tfm.studies.report.tables import format_ranking
   from tfm.studies.results_table import collect_runs
@@ -67,6 +67,7 @@ def main(args: argparse.Namespace) -> int:
   require(base in groups, f'--base={base} is not an arm; {suggest(base, groups)}')
   arms, run_dirs = {}, {}
   first = groups[base][0]
+  reference = Experiment(first[1])
   for name, runs in groups.items():
     config = runs[0][1]
     changes = {
@@ -74,7 +75,10 @@ def main(args: argparse.Namespace) -> int:
       for path, value in leaves(config)
       if dict(leaves(first[1])).get(path) != value and path != 'seed'
     }
-    arms[name] = estimate_arm(name, changes, Experiment(config), {}, len(runs))
+    experiment = Experiment(config)
+    with prefix_errors(name):
+      check_same_part(args.metric, experiment, reference)
+    arms[name] = estimate_arm(name, changes, experiment, {}, len(runs))
     run_dirs[name] = {config.seed: run_dir for run_dir, config in runs}
   seeds = sorted({seed for of_arm in run_dirs.values() for seed in of_arm})
   header = dict(

@@ -129,7 +129,13 @@ class RawDocuments:
     rule = splitting.split_by_hash(self.carved)
     survey = survey_documents(rule)
     if not survey.bytes.total():
-      raise ValueError(f'{self.name} is empty: {survey.documents.total()} documents without any text')
+      raise ValueError(f'{self.name} is empty: it has no text at all')
+    for parts in [[split] for split in self.fixed] + [self.carved]:
+      if any(survey.documents[split] for split in parts) and not any(survey.bytes[split] for split in parts):
+        raise ValueError(
+          f'{self.name} has no text in its {parts[0]!r} split, whose files are empty; give it text, or leave '
+          'the split out'
+        )
     if not splitting.is_balanced(survey, self.carved):
       if len(self.fields) > 1:
         raise ValueError(

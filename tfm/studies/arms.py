@@ -125,19 +125,33 @@ def apply_changes(base: ConfigDict, changes: Mapping[str, Any], seeds: int) -> E
 def check_same_evaluation(metric: str, experiment: Experiment, other: Experiment) -> None:
   """Checks that two arms that are compared are evaluated on the same texts, and in the same unit.
 
-  A whole split has the same tokens however it is divided into rows; some of its batches do not. loss/NAME is
-  of one source of a mixture, whatever its weight.
+  loss/NAME is of one source of a mixture, whatever its weight.
+  """
+  config = experiment.config
+  ours, theirs = (dict(leaves(each.config)) for each in (experiment, other))
+  _, _, part = metric.partition('/')
+  sources = ['data.source', *(field for field in ours | theirs if field.startswith('data.sources.'))]
+  for field in [f'data.sources.{part}'] if part else sources:
+    _require_same_texts(field, ours, theirs)
+  check_same_part(metric, experiment, other)
+  needs_training = experiment.tokenizer.needs_training and not experiment.tokenizer.is_trained
+  require(
+    not _is_per_token(metric, experiment)
+    or not needs_training
+    or all(ours.get(field) == theirs.get(field) for field in sources),
+    f'data.tokenizer={config.data.tokenizer!r} is trained on other texts than that of the arm that it is '
+    f"compared with, and metric={metric!r} is per token; use one that is not trained, such as 'bytes'",
+  )
+
+
+def check_same_part(metric: str, experiment: Experiment, other: Experiment) -> None:
+  """Checks that two arms are evaluated on the same part of the same texts, and in the same unit.
+
+  A whole split has the same tokens however it is divided into rows; some of its batches do not.
   """
   config, base = experiment.config, other.config
   ours, theirs = (dict(leaves(each)) for each in (config, base))
-  name, _, part = metric.partition('/')
-  sources = ['data.source', *(field for field in ours | theirs if field.startswith('data.sources.'))]
-  for field in [*([f'data.sources.{part}'] if part else sources), 'training.evaluation_batches']:
-    require(
-      ours.get(field) == theirs.get(field),
-      f'{field}={ours.get(field)!r} evaluates other texts than {theirs.get(field)!r} of the arm that it is '
-      'compared with; use the same value, or set against= to an arm with this value',
-    )
+  _require_same_texts('training.evaluation_batches', ours, theirs)
   # The length of an image is its number of patches.
   images, batches = bool(experiment.source.image_shape), config.training.evaluation_batches
   for field in ROW_FIELDS:
@@ -152,18 +166,24 @@ def check_same_evaluation(metric: str, experiment: Experiment, other: Experiment
     f'data.length={config.data.length} with data.packing={config.data.packing!r} may truncate or drop other '
     f'texts than {base.data.length} of the arm that it is compared with; use the same length',
   )
-  per_token = isinstance(experiment.objective, Prediction) and name.rpartition('_')[2] in PER_TOKEN
   require(
-    not per_token or config.data.tokenizer == base.data.tokenizer,
+    not _is_per_token(metric, experiment) or config.data.tokenizer == base.data.tokenizer,
     f'data.tokenizer={config.data.tokenizer!r} gives other tokens than {base.data.tokenizer!r} of the arm '
     f"that it is compared with, and metric={metric!r} is per token; use metric='bits_per_byte'",
   )
-  needs_training = per_token and experiment.tokenizer.needs_training and not experiment.tokenizer.is_trained
+
+
+def _require_same_texts(field: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
   require(
-    not needs_training or all(ours.get(field) == theirs.get(field) for field in sources),
-    f'data.tokenizer={config.data.tokenizer!r} is trained on other texts than that of the arm that it is '
-    f"compared with, and metric={metric!r} is per token; use one that is not trained, such as 'bytes'",
+    ours.get(field) == theirs.get(field),
+    f'{field}={ours.get(field)!r} evaluates other texts than {theirs.get(field)!r} of the arm that it is '
+    'compared with; use the same value, or compare it with an arm that has it (in a study: against=)',
   )
+
+
+def _is_per_token(metric: str, experiment: Experiment) -> bool:
+  name = metric.partition('/')[0].rpartition('_')[2]
+  return isinstance(experiment.objective, Prediction) and name in PER_TOKEN
 
 
 def count_devices(config: ConfigDict, seeds: int) -> int:
