@@ -120,7 +120,7 @@ def test_a_file_of_the_package_is_checked_too(root):
     ('lab/masks/_shared.py', '_shared.py is no variant: its name is that of no spec; rename it'),
     ('lab/masks/protocol.py', 'protocol.py is no variant'),
     ('lab/masks/my-mask.py', 'my-mask.py is no variant'),
-    ('lab/masks/causal.py', 'has masks/causal.py, and so has '),
+    ('lab/masks/mine.py', 'lab/masks/mine.py defines no public class; a variant is one, derived from'),
   ],
 )
 def test_what_is_no_variant_is_refused(tmp_path, monkeypatch, capsys, file, sentence):
@@ -131,6 +131,22 @@ def test_what_is_no_variant_is_refused(tmp_path, monkeypatch, capsys, file, sent
   if 'nowhere' not in file:
     path.touch()
   assert cli.main(['check', file]) == 2
+  assert sentence in capsys.readouterr().err and not variant_folders.folders()
+
+
+@pytest.mark.parametrize(
+  'text, sentence',
+  [
+    ('class Causal:', 'causal.py cannot be read as a variant: IndentationError: expected an indented block'),
+    ('class Causal: ...', 'has masks/causal.py, and so has '),
+  ],
+)
+def test_a_file_of_other_text_or_of_a_taken_name_is_refused(tmp_path, monkeypatch, capsys, text, sentence):
+  monkeypatch.setattr(variant_folders, '_origins', {})
+  path = tmp_path / 'lab/masks/causal.py'
+  path.parent.mkdir(parents=True)
+  path.write_text(text, encoding='utf-8')
+  assert cli.main(['check', str(path)]) == 2
   assert sentence in capsys.readouterr().err and not variant_folders.folders()
 
 

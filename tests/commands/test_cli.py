@@ -106,6 +106,7 @@ def test_the_value_of_a_field_may_have_spaces(capsys):
       ['evaluate', '--workdir=nowhere', '--spilt=test'],
       "'--spilt=test' is not a flag.*did you mean '--split'",
     ),
+    (['train', '--config=lm:smoke', '--workdri=x'], "'--workdri=x' is not a flag.*did you mean '--workdir'"),
     (['train', '--config=missing.py', '--workdir=x'], 'missing.py is no file'),
     (
       ['train', '--config=configs/lm.py', '--workdir=x', '--config.model.layer=3'],

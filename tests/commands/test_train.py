@@ -117,7 +117,7 @@ def test_other_learning_rates_need_a_new_run(folder, printed, train, fields, sen
   status, out, err = train('run', '--quiet', fields=fields)
   assert status == 2 and not out and sentence in err
   assert "its 8 steps had the learning rates of the schedule 'wsd(0.5)' over 8 steps" in err
-  assert f'start a new run from its parameters, with --config.init_from={folder}/run' in err
+  assert f'add --config.init_from={folder}/run to start a new run from its parameters' in err
 
 
 @pytest.mark.slow

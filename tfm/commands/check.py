@@ -12,6 +12,7 @@ gradients are finite. Other commands know the variant by --variants=lab. Exit st
 """
 
 import argparse
+import ast
 import importlib.resources
 import pathlib
 import subprocess
@@ -19,7 +20,7 @@ import sys
 import tempfile
 
 from tfm import variant_folders
-from tfm.errors import importing_extra, require
+from tfm.errors import importing_extra, parsing, require
 
 
 USES_JAX = False
@@ -37,6 +38,13 @@ def main(args: argparse.Namespace) -> int:
   file = pathlib.Path(args.file).resolve()
   require(file.is_file() and file.suffix == '.py', f'{args.file} is no Python file; name that of a variant')
   folder = find_folder(file)
+  with parsing(file, 'a variant'):
+    parts = ast.parse(file.read_bytes(), file.name).body
+  require(
+    any(isinstance(part, ast.ClassDef) and not part.name.startswith('_') for part in parts),
+    f'{args.file} defines no public class; a variant is one, derived from the protocol of its slot '
+    '(docs/reference/protocols.md)',
+  )
   if folder != variant_folders.PACKAGE:
     variant_folders.add_folder(folder)
   suite = importlib.resources.files('tfm.conformance')

@@ -25,7 +25,6 @@ import argparse
 import contextlib
 import dataclasses
 import importlib
-import itertools
 import logging
 import os
 import pathlib
@@ -41,6 +40,7 @@ from ml_collections import ConfigDict
 
 import tfm.commands
 from tfm import variant_folders
+from tfm.commands._words import note_repeated, refuse_strays, split_overrides
 from tfm.config.field_docs import describe_field
 from tfm.config.library import summary
 from tfm.config.load import load_config
@@ -291,6 +291,11 @@ def parse_arguments(name: str, command, argv: Sequence[str]) -> argparse.Namespa
   )
   own, overrides = split_overrides(argv)
   note_repeated(parser, own, overrides)
+  prefix = getattr(command, 'OVERRIDES', '--config.' if fields else None)
+  known = [name for action in parser._actions for name in action.option_strings]
+  # Before argparse, which would say of a misspelt flag only that another is missing.
+  named = [word for word in own if word.startswith('--') and '=' in word]
+  refuse_strays([word for word in named if word.partition('=')[0] not in known], known, prefix)
   args, rest = parser.parse_known_args(own, argparse.Namespace(words=[name, *argv]))
   rest += overrides
   require(
@@ -298,12 +303,7 @@ def parse_arguments(name: str, command, argv: Sequence[str]) -> argparse.Namespa
   )
   for folder in args.variants:
     variant_folders.add_folder(folder, '--variants=')
-  prefix = getattr(command, 'OVERRIDES', '--config.' if fields else None)
-  # A word without dashes may be the value of the one before.
-  strays = [word for word in rest if not prefix or word.startswith('--') and not word.startswith(prefix)]
-  if strays:
-    known = [name for action in parser._actions for name in action.option_strings]
-    raise ValueError(f'{strays[0]!r} is not a flag; {suggest(strays[0].partition("=")[0], known)}')
+  refuse_strays(rest, known, prefix)
   args.overrides = rest
   if not fields or hasattr(command, 'OVERRIDES'):
     return args
@@ -313,19 +313,6 @@ def parse_arguments(name: str, command, argv: Sequence[str]) -> argparse.Namespa
     config = default_config() if args.config is None else load_config(args.config)
     args.config = assign_overrides(config, rest)
   return args
-
-
-def note_repeated(parser: argparse.ArgumentParser, own: Sequence[str], overrides: Sequence[str]) -> None:
-  """Prints which flags and config fields are given more than once. The last one counts, which scripts that
-  append to a command rely on.
-  """
-  appending = (action for action in parser._actions if isinstance(action, argparse._AppendAction))
-  repeatable = {name for action in appending for name in action.option_strings}
-  single = {name for action in parser._actions for name in action.option_strings} - repeatable
-  flags = (word.partition('=')[0] for word in own)
-  names = [*(name for name in flags if name in single), *(word.partition('=')[0] for word in overrides)]
-  for name in {name: None for name in names if names.count(name) > 1}:
-    print(f'note: {name} is given more than once; the last one counts', file=sys.stderr)
 
 
 def validate_flag(name: str, field: Any, value: str) -> None:
@@ -348,20 +335,6 @@ def validate_run_overrides(workdir: str, argv: Sequence[str]) -> None:
   file = pathlib.Path(workdir, 'config.json')
   if argv and file.is_file():
     validate_overrides(complete(read_json_object(file, 'the config of a run')), argv)
-
-
-def split_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:
-  """The words of a command line, apart from those that set config fields, each as `--config.path=value`.
-
-  `argparse` would take one with a space, such as '--config.model.mask=causal & window(64)', for an argument.
-  """
-  own, overrides, rest = [], [], iter(words)
-  for word in rest:
-    if not word.startswith('--config.'):
-      own.append(word)
-    else:
-      overrides.append(word if '=' in word else '='.join([word, *itertools.islice(rest, 1)]))
-  return own, overrides
 
 
 def load_study(file: str, argv: Sequence[str]) -> Study:

@@ -25,7 +25,7 @@ def describe_run(
   """The data, the model's size, the devices, the library versions, the compiler's settings, and the step to
   resume from, in lines.
   """
-  config = experiment.config
+  config, steps = experiment.config, experiment.config.training.steps
   versions = ' '.join(f'{name} {importlib.metadata.version(name)}' for name in ('jax', 'flax', 'optax'))
   size = sum(x.size for x in jax.tree.leaves(nn.unbox(params)))
   process_count = f'{jax.process_count()} processes, ' if jax.process_count() > 1 else ''
@@ -40,6 +40,7 @@ def describe_run(
     + (f'\ncompiler: {compiler}' if compiler else '')
     + (f'\npipeline: {schedule}' if schedule else '')
     + (f'\nresuming from step {step}' if step else '')
+    + (f', the last of config.training.steps={step}: nothing is left to train' if step == steps else '')
   )
 
 

@@ -81,8 +81,8 @@ class RunDir:
     if any(line.partition(':')[0] in RATE_FIELDS for line in lines):
       continuing = (
         f'; its {step} steps had the learning rates of the schedule {old.optimizer.schedule!r} over '
-        f'{old.training.steps} steps: to train on with others, start a new run from its parameters, with '
-        f'--config.init_from={self.workdir}'
+        f'{old.training.steps} steps: to train on with others, add '
+        f'--config.init_from={self.workdir} to start a new run from its parameters'
       )
     require(
       not lines,

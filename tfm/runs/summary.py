@@ -51,8 +51,12 @@ def is_run(folder: pathlib.Path) -> bool:
 
 def require_run(workdir: str | os.PathLike) -> None:
   """Raises ValueError for a folder without the checkpoints of a run."""
+  folder = pathlib.Path(workdir)
   require(
-    pathlib.Path(workdir, 'checkpoints').is_dir(), f'--workdir={workdir} holds no run; tfm train makes one'
+    (folder / 'checkpoints').is_dir(),
+    f'--workdir={workdir} holds a run without checkpoints; the command that started it trains it again'
+    if is_run(folder)
+    else f'--workdir={workdir} holds no run; tfm train makes one',
   )
 
 

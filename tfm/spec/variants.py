@@ -44,7 +44,8 @@ def find_variant(name: str, package: ModuleType, base: type, text: str | None = 
   ]
   if len(classes) != 1:
     raise SpecError(
-      f'{module.__name__} must define one public {base.__name__}, found {[c.__name__ for c in classes]}'
+      f'{file} must define one public class derived from {base.__module__}.{base.__name__}, and has '
+      f'{", ".join(c.__name__ for c in classes) or "none"}'
     )
   variant_folders.record(module)
   return classes[0]
