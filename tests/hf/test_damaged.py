@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 
 import numpy as np
@@ -11,9 +12,10 @@ import safetensors.numpy
 import tfm
 from tests.hf.test_export import LLAMA, build
 from tests.hf.tiny_checkpoints import write_checkpoint
-from tfm.hf import export, from_config
+from tfm.hf import checkpoint_tensors, export, from_config, pretrained
 
 
+LLAMA3 = dict(rope_type='llama3', factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0)
 SIZES = dict(
   hidden_size=32, intermediate_size=48, num_attention_heads=4, max_position_embeddings=32, vocab_size=61
 )
@@ -78,6 +80,57 @@ def test_senseless_fields_of_config_json(folder, change):
   fields = json.loads((folder / 'config.json').read_text())
   (folder / 'config.json').write_text(json.dumps(fields | change))
   assert 'config.json' in load_error(folder)
+
+
+@pytest.mark.parametrize(
+  'change, sentence',
+  [
+    (
+      dict(rope_theta=500.0, rope_parameters=dict(rope_type='default', rope_theta=1e4)),
+      'rope_theta=500.0 and rope_parameters.rope_theta=10000.0 differ',
+    ),
+    (
+      dict(rope_theta=None, rope_parameters=dict(rope_theta=1e4), rope_scaling=dict(rope_theta=5e5)),
+      'rope_parameters.rope_theta=10000.0 and rope_scaling.rope_theta=500000.0 differ',
+    ),
+    (
+      dict(
+        original_max_position_embeddings=16, rope_scaling=LLAMA3 | dict(original_max_position_embeddings=8)
+      ),
+      'original_max_position_embeddings=16 and rope_parameters.original_max_position_embeddings=8 differ',
+    ),
+  ],
+)
+def test_fields_that_contradict_each_other(change, sentence):
+  fields = SIZES | dict(num_hidden_layers=2, model_type='llama', rms_norm_eps=1e-5) | change
+  with pytest.raises(ValueError, match=f'{re.escape(sentence)}; leave one of them'):
+    from_config.load_families()['llama'].read(fields)
+  equal = dict(rope_theta=500.0, rope_parameters=dict(rope_type='default', rope_theta=500.0))
+  config = from_config.load_families()['llama'].read(fields | dict.fromkeys(change) | equal).fields
+  assert config['model.position'] == 'rope(theta=500.0)'
+
+
+@pytest.mark.parametrize(
+  'family, table, output',
+  [
+    ('gpt2', 'transformer.wte.weight', 'lm_head.weight'),
+    ('distilbert', 'distilbert.embeddings.word_embeddings.weight', 'vocab_projector.weight'),
+  ],
+)
+def test_an_output_beside_a_tied_table_is_not_ignored(tmp_path, family, table, output):
+  """transformers 5 does not tie what differs, earlier versions did."""
+  folder = tmp_path / family
+  write_checkpoint(family, folder)
+  tensors = safetensors.numpy.load_file(folder / 'model.safetensors')
+  safetensors.numpy.save_file(tensors | {output: tensors[table]}, folder / 'model.safetensors')
+  stored = checkpoint_tensors.CheckpointTensors(folder)
+  fields = json.loads((folder / 'config.json').read_text())
+  module = from_config.load_families()[family]
+  config = from_config.config_from_hf(module, fields)[0]
+  pretrained.resolve_tying(config, 'vocabulary', module, stored)
+  assert config.model.tie_embeddings and output not in stored.names
+  safetensors.numpy.save_file(tensors | {output: 2 * tensors[table]}, folder / 'model.safetensors')
+  assert f'{table!r} and {output!r}, which differ, and its config ties them' in load_error(folder)
 
 
 @pytest.mark.parametrize(

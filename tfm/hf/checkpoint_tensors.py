@@ -104,7 +104,8 @@ class CheckpointTensors:
     for other in stored[1:]:
       if not self.are_equal(stored[0], other):
         raise ValueError(
-          f'{self.folder} has {stored[0]!r} and {other!r}, which differ; this family requires one tied table'
+          f'{self.folder} has {stored[0]!r} and {other!r}, which differ, and its config ties them; use an '
+          'output of its own (tie_word_embeddings=false in config.json), or remove one of them'
         )
       del self._files[other]
     if stored:

@@ -24,6 +24,14 @@ from tfm.training import state as states
 
 
 # Files of a tokenizer, next to the tensors.
+# What families call the output's own table, transposed.
+OUTPUT_TABLES = (
+  'lm_head.weight',
+  'lm_head.decoder.weight',
+  'cls.predictions.decoder.weight',
+  'embed_out.weight',
+  'vocab_projector.weight',
+)
 TOKENIZER_FILES = (
   'tokenizer.json',
   'tokenizer_config.json',
@@ -142,7 +150,14 @@ def resolve_tying(
     stored.merge_duplicates([name.removeprefix(prefix) for name in tied_names])
     for name, values in family.constants(config):
       stored.remove_constant(name.removeprefix(prefix), values)
-  if not family.lm_head or output != 'vocabulary':
+  if output != 'vocabulary':
+    return
+  if not family.lm_head:
+    if config.model.tie_embeddings:
+      table = next(weight.names for weight in family.weights(config) if weight.paths == 'embedding/table')
+      table = table if table in stored.names else table.removeprefix(family.prefix)
+      # Some files have the tied table again; others an output of their own, which ignoring would lose.
+      stored.merge_duplicates([table, *(name for name in OUTPUT_TABLES if name in stored.names)])
     return
   if family.lm_head not in stored.names:
     config.model.tie_embeddings = True

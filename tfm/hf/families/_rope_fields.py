@@ -59,16 +59,23 @@ def position_field(
   def read_fields(hf_config: HfConfig) -> dict[str, Any]:
     new = dict(hf_config.get('rope_parameters', None) or {})
     old = dict(hf_config.get('rope_scaling', None) or {})
-    bases = hf_config.get(theta, None), new.pop('rope_theta', None), default_theta
-    fractions = hf_config.get(fraction, None), new.pop('partial_rotary_factor', None), default_fraction
+    objects = dict(rope_parameters=new, rope_scaling=old)
+    base = _single(theta, hf_config.get(theta, None), 'rope_theta', default_theta, **objects)
+    share = _single(
+      fraction, hf_config.get(fraction, None), 'partial_rotary_factor', default_fraction, **objects
+    )
     longest = hf_config.get('max_position_embeddings', default_length)
     original = hf_config.get('original_max_position_embeddings', None)
-    parameters = {name: value for name, value in (old | new).items() if value is not None}
+    parameters = {
+      name: value
+      for name, value in (old | new).items()
+      if value is not None and name not in ('rope_theta', 'partial_rotary_factor')
+    }
     kind = _first((parameters.pop('rope_type', None), parameters.pop('type', None), 'default'))
     kind = OLD_NAMES.get(kind, kind)
     kwargs = {}
-    for name, values, neutral in (('theta', bases, 10_000.0), ('fraction', fractions, 1.0)):
-      require_type(name, value := _first(values), float)
+    for name, value, neutral in (('theta', base, 10_000.0), ('fraction', share, 1.0)):
+      require_type(name, value, float)
       if value != neutral:
         kwargs[name] = float(value)
     if interleaved:
@@ -127,6 +134,9 @@ def _read_scaling(kind: str, parameters: dict[str, Any], longest: int, original:
         f'use {", ".join(names)}'
       )
   if original is not None:
+    if kind in ('llama3', 'longrope'):  # which of two counts depends on the version of published code
+      name = 'original_max_position_embeddings'
+      _single(name, original, name, None, rope_parameters=parameters)
     parameters.setdefault('original_max_position_embeddings', original)
   if 'original' in names.values():
     # Published code uses the model's whole length for a dynamic scaling and ignores the field.
@@ -161,6 +171,22 @@ def _write_scaling(call: Call) -> dict[str, Any]:
   return {'rope_type': call.name, 'type': call.name} | {
     hf_names[name]: list(value) if isinstance(value, tuple) else value for name, value in kwargs.items()
   }
+
+
+def _single(field: str, value: Any, name: str, default: Any, **objects: Mapping[str, Any]) -> Any:
+  """The value of a field of config.json, which some objects in it may have under a name.
+
+  Raises:
+    ValueError: if two values differ.
+  """
+  found = {field: value} | {f'{key}.{name}': fields.get(name) for key, fields in objects.items()}
+  found = {each: value for each, value in found.items() if value is not None}
+  for other, its in found.items():
+    if its != (value := next(iter(found.values()))):
+      raise ValueError(
+        f'config.json: {next(iter(found))}={value!r} and {other}={its!r} differ; leave one of them'
+      )
+  return next(iter(found.values()), default)
 
 
 def _first(values) -> Any:
