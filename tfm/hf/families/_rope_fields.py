@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from tfm.errors import require
 from tfm.hf.families._config_fields import CustomField, HfConfig, require_type
 from tfm.hf.families._field_converters import MISSING, format_spec
 from tfm.spec import Call, parse
@@ -47,6 +48,7 @@ def position_field(
   default_fraction: float = 1.0,
   default_length: Any = MISSING,
   interleaved: bool = False,
+  partial: bool = False,
 ) -> CustomField:
   """`model.position` of our config as a spec of rope.
 
@@ -54,6 +56,7 @@ def position_field(
     theta, fraction: names of the fields in older files.
     default_theta, default_fraction, default_length: values if a file lacks the field.
     interleaved: whether the family rotates pairs of neighboring channels.
+    partial: whether the family may leave some channels of a head as they are.
   """
 
   def read_fields(hf_config: HfConfig) -> dict[str, Any]:
@@ -63,6 +66,10 @@ def position_field(
     base = _single(theta, hf_config.get(theta, None), 'rope_theta', default_theta, **objects)
     share = _single(
       fraction, hf_config.get(fraction, None), 'partial_rotary_factor', default_fraction, **objects
+    )
+    require(
+      partial or share == default_fraction,
+      f'config.json: partial_rotary_factor={share!r} is not supported: this family rotates all channels',
     )
     longest = hf_config.get('max_position_embeddings', default_length)
     original = hf_config.get('original_max_position_embeddings', None)
@@ -96,9 +103,14 @@ def position_field(
         f'config.{PATH}={config[PATH]!r} is not supported by the family; '
         f'use {"rope(interleaved=True)" if interleaved else "rope"!r}'
       )
+    share = kwargs.get('fraction', 1.0)
+    require(
+      partial or share == default_fraction,
+      f'config.{PATH}={config[PATH]!r} is not supported: the family rotates all channels; use fraction=1',
+    )
     fields = {theta: kwargs.get('theta', 10_000.0)}
-    if kwargs.get('fraction', 1.0) != default_fraction or default_fraction != 1.0:
-      fields[fraction] = kwargs.get('fraction', 1.0)
+    if share != default_fraction or default_fraction != 1.0:
+      fields[fraction] = share
     scaling = parse(kwargs.get('scaling', 'none'))
     if scaling.name != 'none':
       fields['rope_scaling'] = _write_scaling(scaling)

@@ -24,7 +24,7 @@ def fields(output):
       'attention_bias', 'model.mixer', value_map({True: 'softmax', False: "softmax(biases='')"}), default=True
     ),
     _rope_fields.position_field(
-      theta='rotary_emb_base', fraction='rotary_pct', default_fraction=0.25, default_length=2048
+      theta='rotary_emb_base', fraction='rotary_pct', default_fraction=0.25, default_length=2048, partial=True
     ),
     AliasField('rope_theta', 'rotary_emb_base', 10_000.0),
     AliasField('partial_rotary_factor', 'rotary_pct', 0.25),

@@ -13,7 +13,7 @@ from tfm.hf.families._field_converters import ACTIVATIONS, spec_argument
 from tfm.hf.families.protocol import Family, Weight, block_paths, linear, norm
 
 
-ROPE = _rope_fields.position_field(interleaved=True)
+ROPE = _rope_fields.position_field(interleaved=True, partial=True)
 
 
 def fields(output):

@@ -19,7 +19,7 @@ def fields(output):
     MappedField('hidden_act', 'model.feed_forward', ACTIVATIONS, default='gelu_new'),
     MappedField('layer_norm_eps', 'model.norm', EPSILON, default=1e-5),
     CustomField(read_qk_norm, write_qk_norm),
-    _rope_fields.position_field(default_fraction=0.5, default_length=2048),
+    _rope_fields.position_field(default_fraction=0.5, default_length=2048, partial=True),
     MappedField('max_position_embeddings', 'data.length', default=2048),
     MappedField('embd_pdrop', 'model.dropout.embedding', default=0.0),
     MappedField('attention_dropout', 'model.dropout.attention', default=0.0),
