@@ -6,8 +6,9 @@ Source:    Vaswani et al. 2017, §3.5 (sinusoidal, learned); Shaw et al. 2018; R
            Kazemnejad et al. 2023 (none).
 Command:   tfm ablate experiments/position.py --workdir=runs/position
            tfm ablate experiments/position.py:demo --workdir=runs/demo
-Cost:      1:43 h on 2 CPU cores (x86_64) with --jobs=2, beside other work; demo: 2:10 minutes, installation
-           apart.
+Cost:      1:43 h on 2 CPU cores (x86_64) with --jobs=2, beside other work; demo: 4:32 minutes on two
+           AMD EPYC cores without AVX-512, installation apart (half the steps took 4:07 there, and 2:10 on an
+           Intel).
 Expected:  rope is best at the training length, ahead of fire by 0.043 nats, kerple by 0.075, t5 by 0.145 and
            alibi by 0.191; at eight times the length it is worse than no positions, kerple and alibi hold, and
            yarn takes it from 2.67 to 1.77. demo: rope is best; alibi is worse by 0.101 nats, sinusoidal by

@@ -35,6 +35,7 @@ def prepare(path, text):
     ('optimizer.name', 'adafactor(weight_decay=1.0)', 'takes 1 of each parameter away in a step'),
     ('optimizer.name', 'lion(b1=1.5)', 'b1=1.5 must be'),
     ('optimizer.name', 'sgd(momentum=-1.5)', 'momentum=-1.5 must be at least 0 and below 1'),
+    ('optimizer.name', 'sgd(nesterov=True)', 'nesterov=True has no effect without momentum'),
     ('optimizer.name', 'adafactor(min_dim_size_to_factor=-1)', 'factor=-1 must be at least 1'),
     ('optimizer.schedule', 'cosine(floor=-1.0)', 'floor=-1.0 must be at least 0 and at most 1'),
     ('optimizer.schedule', 'cosine(floor=1e38)', 'floor=1e+38 must be'),

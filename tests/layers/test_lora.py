@@ -1,6 +1,7 @@
 """Adapters: the correction by hand, zero at the start, merged into kernels; trained and saved alone."""
 
 import functools
+import re
 
 import flax.linen as nn
 import jax
@@ -160,6 +161,16 @@ def test_export_merges_adapters(folders):
   )
   tuned, model = load.load(str(folders / 'whole')), tfm.from_pretrained(str(folders / 'out'))
   np.testing.assert_allclose(model.logits(TOKENS), logits(tuned.model, tuned.params), atol=2e-5)
+
+
+@pytest.mark.parametrize('frozen', ['', 'embedding', 'mixer/q'])
+def test_what_is_frozen_besides_leaves_the_others_frozen(tiny, frozen):
+  config = tiny(init_from='x')
+  config.lora.rank, config.optimizer.frozen = 2, frozen
+  is_frozen = re.compile(Experiment(config).frozen_pattern).search
+  assert all(map(is_frozen, ('embedding/table', 'stack/0/mixer/q/kernel', f'stack/0/mixer/v/{SCALE}')))
+  assert bool(is_frozen(f'stack/0/mixer/q/{DOWN}')) == (frozen == 'mixer/q')
+  assert not is_frozen(f'stack/0/mixer/v/{UP}')
 
 
 def test_lora_requires_a_run_to_adapt(tiny, tmp_path):

@@ -210,6 +210,10 @@ def test_chunks_and_meshes_change_nothing(tiny, mesh, chunk):
       'distillation("x", objective="classification(classes=3)")',
       "objective='classification.*does not predict tokens",
     ),
+    (
+      'distillation("x", objective="multi_token_prediction")',
+      "objective='multi_token_prediction' predicts further tokens, which the teacher does not",
+    ),
     ('distillation("x", objective="causal")', "objective='distillation.*'causal'"),
   ],
 )

@@ -54,3 +54,7 @@ def test_the_prefix_of_a_batch_depends_on_its_key():
 
 def test_masks_receive_the_prefix():
   assert OBJECTIVE.mask_fields == {'prefix'} and not OBJECTIVE.supports_recurrence
+
+
+def test_bytes_that_no_loss_has_are_not_counted():
+  assert OBJECTIVE.summarize(dict(loss=4.0, tokens=2.0), 8).keys() == {'loss', 'perplexity', 'tokens'}

@@ -1,6 +1,7 @@
 """Special tokens of conversations: those of the template count, and those that a message spells do not."""
 
 import dataclasses
+import datetime
 import io
 import itertools
 import json
@@ -136,3 +137,23 @@ def test_sentencepiece_has_control_tokens(tmp_path):
   assert tokenizer.control_tokens == {'<s>': 1, '</s>': 2, '<turn>': turn}
   ids = encode(tokenizer, tmp_path, [('user', 'is</s>better<turn>')], '<turn>{{ messages[0].content }}</s>')
   assert [i for i in ids if i in (1, 2, turn)] == [1, turn, 2]
+
+
+PUBLISHED = """
+{%- for message in messages -%}
+{%- if message.role == 'system' -%}{%- continue -%}{%- endif -%}
+{%- if message.role == 'assistant' and not message.tool_calls -%}
+{%- generation -%}{{ message.content }}{%- endgeneration -%}
+{%- else -%}{{ message.content | tojson }}{{ message.name }}{{ pad_token }}{%- endif -%}
+{%- endfor -%}
+{{- strftime_now('%Y') -}}"""
+
+
+def test_templates_have_what_published_ones_use(tokenizer, folder):
+  """Fields that a message lacks, loop controls, marks of what the assistant says, JSON that is not for HTML,
+  and the date.
+  """
+  messages = [('system', 'Be brief.'), ('user', "you're <b> & é?"), ('assistant', 'Yes.')]
+  ids = encode(tokenizer, folder, messages, PUBLISHED)
+  year = datetime.date.today().year
+  assert ids == [BEGIN, *tokenizer.encode(f'"you\'re <b> & é?"Yes.{year}')]

@@ -23,7 +23,6 @@ from tfm.parallel import sharding
 from tfm.training import state as states
 
 
-# Files of a tokenizer, next to the tensors.
 # What families call the output's own table, transposed.
 OUTPUT_TABLES = (
   'lm_head.weight',
@@ -32,6 +31,7 @@ OUTPUT_TABLES = (
   'embed_out.weight',
   'vocab_projector.weight',
 )
+# Files of a tokenizer, next to the tensors.
 TOKENIZER_FILES = (
   'tokenizer.json',
   'tokenizer_config.json',
@@ -42,6 +42,7 @@ TOKENIZER_FILES = (
   'vocab.json',
   'merges.txt',
   'added_tokens.json',
+  'chat_template.jinja',
   *marian.FILES,
   marian.TARGET_VOCAB,
 )

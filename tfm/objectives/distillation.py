@@ -64,6 +64,10 @@ class Distillation(Objective):
       isinstance(self.base, Prediction),
       f'objective={self.objective!r} does not predict tokens; use causal_lm, masked_lm or seq2seq',
     )
+    require(
+      not self.base.further_tokens,
+      f'objective={self.objective!r} predicts further tokens, which the teacher does not; use causal_lm',
+    )
     for name in LAYER_LOSSES:
       weight = getattr(self, name)
       require(weight >= 0, f'{name}={weight} must be 0 or more')

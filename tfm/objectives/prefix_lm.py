@@ -21,6 +21,10 @@ class PrefixLM(CausalLM):
   mask_fields = frozenset({'prefix'})
   supports_recurrence = False
 
+  def summarize(self, total, size):
+    # The size is that of the prefixes, too, which cost nothing.
+    return super().summarize(total, 0)
+
   def prefix_and_weights(self, batch, key):
     segments = batch['segments']
     rows, length = segments.shape

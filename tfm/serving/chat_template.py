@@ -1,8 +1,11 @@
 """Conversations as texts, by a Jinja template as published models have it."""
 
+import datetime
+import json
 import pathlib
 import re
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from tfm.data.tokenizers.protocol import Tokenizer
 from tfm.errors import importing_extra, parsing
@@ -11,7 +14,18 @@ from tfm.serving.requests import Message
 
 with importing_extra('serve'):
   import jinja2
+  from jinja2.ext import Extension, loopcontrols
   from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+
+class Generation(Extension):
+  """{% generation %}…{% endgeneration %} marks, for training, what the assistant says; it changes no text."""
+
+  tags = {'generation'}
+
+  def parse(self, parser):
+    next(parser.stream)
+    return parser.parse_statements(('name:endgeneration',), drop_needle=True)
 
 
 def load_template(file: str) -> jinja2.Template:
@@ -20,11 +34,12 @@ def load_template(file: str) -> jinja2.Template:
   Raises:
     FileError: if it is none.
   """
-  # As in `transformers`, whose templates count on it; a variable that is not known is an error.
+  # As in `transformers`, whose templates count on it: what a message lacks is false, and prints nothing.
   environment = ImmutableSandboxedEnvironment(
-    trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+    trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, Generation]
   )
-  environment.globals['raise_exception'] = raise_exception
+  environment.filters['tojson'] = format_json
+  environment.globals |= dict(raise_exception=raise_exception, strftime_now=strftime_now)
   with parsing(file, 'a chat template'):
     return environment.from_string(pathlib.Path(file).read_text(encoding='utf-8'))
 
@@ -89,6 +104,16 @@ def conceal(text: str, specials: Collection[str], private: Mapping[str, str]) ->
   edges = {first} if any(core.startswith(end) for _, end in splits) else set()
   edges |= {last} if any(core.endswith(begin) for begin, _ in splits) else set()
   return ''.join(c.translate(table) if i in edges else c for i, c in enumerate(text))
+
+
+def format_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
+  """A value as JSON; Jinja's own filter would escape it for HTML."""
+  return json.dumps(value, ensure_ascii=ensure_ascii, **options)
+
+
+def strftime_now(format: str) -> str:
+  """The local time, which some templates tell the model."""
+  return datetime.datetime.now().strftime(format)
 
 
 def raise_exception(message: str) -> None:

@@ -144,8 +144,8 @@ class Experiment:
     frozen = self.config.optimizer.frozen
     if not self.config.lora.rank:
       return frozen
-    frozen = frozen or rf'^(?!{"|".join(HEADS)})(?!.*/({DOWN}|{UP})$)'
-    return f'({frozen})|/{SCALE}$'
+    others = rf'^(?!{"|".join(HEADS)})(?!.*/({DOWN}|{UP})$)'
+    return '|'.join([*([f'({frozen})'] if frozen else []), f'({others})', f'/{SCALE}$'])
 
   @functools.cached_property
   def optimizer(self) -> MaskedTransformation:

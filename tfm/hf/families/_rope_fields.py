@@ -62,6 +62,8 @@ def position_field(
   def read_fields(hf_config: HfConfig) -> dict[str, Any]:
     new = dict(hf_config.get('rope_parameters', None) or {})
     old = dict(hf_config.get('rope_scaling', None) or {})
+    for name in new.keys() & old.keys():
+      _single(f'rope_parameters.{name}', new[name], name, None, rope_scaling=old)
     objects = dict(rope_parameters=new, rope_scaling=old)
     base = _single(theta, hf_config.get(theta, None), 'rope_theta', default_theta, **objects)
     share = _single(
