@@ -293,7 +293,7 @@ def parse_arguments(name: str, command, argv: Sequence[str]) -> argparse.Namespa
   note_repeated(parser, own, overrides)
   prefix = getattr(command, 'OVERRIDES', '--config.' if fields else None)
   known = [name for action in parser._actions for name in action.option_strings]
-  # Before argparse, which would say of a misspelt flag only that another is missing. Subcommands have their own.
+  # Argparse would say of a misspelt flag only that another is missing. Subcommands have flags of their own.
   if parser._subparsers is None:
     named = [word for word in own if word.startswith('--') and '=' in word]
     refuse_strays([word for word in named if word.partition('=')[0] not in known], known, prefix)
