@@ -70,13 +70,17 @@ def _describe_leader(results: dict, ranking: Ranking) -> str:
   study, rows, best = results['study'], ranking.rows, ranking.rows[0]
   extreme, side = ('lowest', 'below') if ranking.criterion.lower_is_better else ('highest', 'above')
   mean, seeds = format_number(best.summary.mean, ranking.places), format_count(len(best.values), 'seed')
+  # Arms of which a run diverged are ranked behind, and may have the better mean.
+  among = ''
+  if not _has_diverged(best) and any(map(_has_diverged, rows)) and ranking.criterion.solved_at is None:
+    among = ' of the arms without a run that diverged'
   if ranking.leaders == (best.name,):
     gap = format_number(abs(ranking.lead.difference), ranking.places)
     return (
-      f'{best.name} has the {extreme} {study["metric"]}, {mean}: {gap} {side} the next, {rows[1].name} '
-      f'({format_certainty(ranking.lead, ranking.places)}; {seeds})'
+      f'{best.name} has the {extreme} {study["metric"]}{among}, {mean}: {gap} {side} the next, '
+      f'{rows[1].name} ({format_certainty(ranking.lead, ranking.places)}; {seeds})'
     )
-  text = f'{best.name} has the {extreme} mean {study["metric"]}, {mean} ({seeds})'
+  text = f'{best.name} has the {extreme} mean {study["metric"]}{among}, {mean} ({seeds})'
   if others := ranking.leaders[1:]:
     text += f', but {join_names(others)} {_be(others)} not shown to be worse than it'
   return text
@@ -112,6 +116,11 @@ def _describe_comparisons(base: str, results: dict, ranking: Ranking) -> list[st
   return parts
 
 
+def _has_diverged(row: Row) -> bool:
+  """Whether some of its runs diverged, where outcomes are not yes or no."""
+  return row.outcome is not None and row.outcome.k < row.outcome.n
+
+
 def _be(items: Sequence) -> str:
   return 'is' if len(items) == 1 else 'are'
 
@@ -126,7 +135,8 @@ def _name(row: Row, ranking: Ranking) -> str:
 def _format_range(rows: Sequence[Row], ranking: Ranking) -> str:
   """' by 0.01 to 0.13': the sizes of their differences."""
   sizes = [abs(row.comparison.difference) for row in rows if row.comparison]
-  if ranking.criterion.solved_at is not None or not sizes:
+  # What diverged is worse than any difference of what finished.
+  if ranking.criterion.solved_at is not None or not sizes or any(map(_has_diverged, rows)):
     return ''
   texts = dict.fromkeys(format_number(size, ranking.places) for size in (min(sizes), max(sizes)))
   return f' by {" to ".join(texts)}'
