@@ -157,3 +157,8 @@ def test_templates_have_what_published_ones_use(tokenizer, folder):
   ids = encode(tokenizer, folder, messages, PUBLISHED)
   year = datetime.date.today().year
   assert ids == [BEGIN, *tokenizer.encode(f'"you\'re <b> & é?"Yes.{year}')]
+
+
+def test_a_template_that_fails_refuses_the_messages(tokenizer, folder):
+  with pytest.raises(ValueError, match='the chat template refuses the messages: .*division'):
+    encode(tokenizer, folder, [('user', 'hi')], '{{ 1 // (messages | length - 1) }}')

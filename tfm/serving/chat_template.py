@@ -69,7 +69,7 @@ def render(
   settings |= {'eos_token': name for name, token in specials.items() if token == tokenizer.eos_id}
   try:
     text = template.render(messages=turns, **settings)
-  except jinja2.TemplateError as error:
+  except Exception as error:  # a template is another's program
     raise ValueError(f'the chat template refuses the messages: {error}') from None
   parts = re.split(f'([{"".join(private.values())}]+)', text) if private else [text]
   public = str.maketrans({x: c for c, x in private.items()})
