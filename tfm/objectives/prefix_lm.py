@@ -22,7 +22,7 @@ class PrefixLM(CausalLM):
   supports_recurrence = False
 
   def summarize(self, total, size):
-    # The size is that of the prefixes, too, which cost nothing.
+    """Without `bits_per_byte`: the size is that of the prefixes, too, which cost nothing."""
     return super().summarize(total, 0)
 
   def prefix_and_weights(self, batch, key):

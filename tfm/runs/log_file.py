@@ -40,7 +40,11 @@ def describe_run(
     + (f'\ncompiler: {compiler}' if compiler else '')
     + (f'\npipeline: {schedule}' if schedule else '')
     + (f'\nresuming from step {step}' if step else '')
-    + (f', the last of config.training.steps={step}: nothing is left to train' if step == steps else '')
+    + (
+      f', the last of config.training.steps={step}: nothing is left to train'
+      if step and step == steps
+      else ''
+    )
   )
 
 

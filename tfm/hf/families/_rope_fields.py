@@ -62,7 +62,7 @@ def position_field(
   def read_fields(hf_config: HfConfig) -> dict[str, Any]:
     new = dict(hf_config.get('rope_parameters', None) or {})
     old = dict(hf_config.get('rope_scaling', None) or {})
-    for name in new.keys() & old.keys():
+    for name in sorted(new.keys() & old.keys()):
       _single(f'rope_parameters.{name}', new[name], name, None, rope_scaling=old)
     objects = dict(rope_parameters=new, rope_scaling=old)
     base = _single(theta, hf_config.get(theta, None), 'rope_theta', default_theta, **objects)
@@ -89,6 +89,9 @@ def position_field(
         kwargs[name] = float(value)
     if interleaved:
       kwargs['interleaved'] = True
+    if kind in ('yarn', 'llama3', 'longrope'):  # which of two counts depends on the version of published code
+      name = 'original_max_position_embeddings'
+      _single(name, original, name, None, **objects)
     if kind != 'default':
       kwargs['scaling'] = _read_scaling(kind, parameters, longest, original)
     elif parameters.keys() - {'factor', 'original_max_position_embeddings'}:
@@ -148,9 +151,6 @@ def _read_scaling(kind: str, parameters: dict[str, Any], longest: int, original:
         f'use {", ".join(names)}'
       )
   if original is not None:
-    if kind in ('llama3', 'longrope'):  # which of two counts depends on the version of published code
-      name = 'original_max_position_embeddings'
-      _single(name, original, name, None, rope_parameters=parameters)
     parameters.setdefault('original_max_position_embeddings', original)
   if 'original' in names.values():
     # Published code uses the model's whole length for a dynamic scaling and ignores the field.
